@@ -56,6 +56,7 @@ from .config.rebalance_config import RebalanceConfig
 from .config.retention import RetentionConfig, TokenRangeRetention
 from .config.scratch_reuse_config import SwaScratchReuseConfig
 from .config.snapshot_policy import SnapshotPolicy
+from .device.cuda_device import CudaDevice
 from .device.file_port import FilePort
 from .device.host_device import HostDevice
 from .device.port import CopyBatch, Device, HostKernel, MemoryAccess
@@ -201,6 +202,7 @@ __all__ = [
     "CorruptedError",
     "CsrTable",
     "CuError",
+    "CudaDevice",
     "CudaError",
     "CudaStream",
     "DEFAULT_BEAM_INDEX",

@@ -553,7 +553,7 @@ CALLS: dict[str, Callable[[World], Example]] = {
     # -- testing ------------------------------------------------------------------------------------------------------
     "HostDevice": lambda w: (
         HostDevice,
-        {"granularity_bytes": 4096, "files": None, "num_disk_threads": 2, "clock": None},
+        {"granularity_bytes": 4096, "files": None, "num_disk_threads": 2, "clock": None, "calls_wait_for_disk": True},
     ),
     "SimulatedDevice": lambda w: (
         SimulatedDevice,
@@ -614,13 +614,16 @@ LEFT_OUT: dict[str, str] = {
     ),
     **dict.fromkeys(("CopyBatch", "MemoryAccess"), _PORT),
     **dict.fromkeys(
-        "DevicePageIndices KVCacheEventPublisher OpenTelemetryExporter PrometheusExporter StatisticsLog default_device".split(), _OPTIONAL
+        (
+            "CudaDevice DevicePageIndices KVCacheEventPublisher OpenTelemetryExporter PrometheusExporter StatisticsLog default_device"
+        ).split(),
+        _OPTIONAL,
     ),
 }
 """Constructors and functions, and of the classes of `_METHODS_LEFT_OUT` everything."""
 
 _METHODS_LEFT_OUT: dict[str, str] = {
-    **dict.fromkeys(("CopyBatch", "HostDevice", "Device"), _PORT),
+    **dict.fromkeys(("CopyBatch", "CudaDevice", "HostDevice", "Device"), _PORT),
     **dict.fromkeys(
         (
             "BlockTable CsrTable OffsetTable SlotMapping BlockTimes TransferTimes AttnLifeCycle SsmLifeCycle LifeCycleRegistry "

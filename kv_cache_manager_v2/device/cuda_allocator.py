@@ -14,7 +14,6 @@ from typing import Any, Final, final
 
 from mypy_extensions import mypyc_attr
 
-from ..base.checks import to_int
 from ..base.errors import CudaError, KVCacheManagerError, LogicError
 from ..base.given import Given
 from .cuda_driver import CudaDriver
@@ -175,7 +174,6 @@ def _choose_handle_type(driver: CudaDriver, ordinal: int, device: Any, exportabl
 
 
 def _require_peer(driver: CudaDriver, ordinal: int, device: Any, peer: int) -> None:
-    to_int(peer, "peers")
     num_devices: int = driver.call("cuDeviceGetCount")
     if peer < 0 or peer >= num_devices or peer == ordinal:
         raise ValueError(

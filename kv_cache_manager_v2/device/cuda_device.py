@@ -11,11 +11,11 @@ of `cuda.bindings.driver`.
 """
 
 from collections.abc import Sequence
-from typing import Any, Final, final
+from typing import Any, Final, SupportsIndex, final
 
 from mypy_extensions import i64, mypyc_attr
 
-from ..base.checks import to_bool, to_int
+from ..base.checks import to_bool, to_int, to_list, to_text
 from ..base.errors import KVCacheManagerError, LogicError, StorageIOError
 from ..base.given import Given
 from ..base.ids import CacheTier
@@ -58,14 +58,6 @@ _DEFAULT_STAGING_BYTES: Final = 32 << 20
 def _validate_sizes(
     granularity_bytes: int, chunk_bytes: int, max_registration_bytes: int, num_disk_threads: int, staging_bytes: int
 ) -> None:
-    for value, name in (
-        (granularity_bytes, "granularity_bytes"),
-        (chunk_bytes, "chunk_bytes"),
-        (max_registration_bytes, "max_registration_bytes"),
-        (num_disk_threads, "num_disk_threads"),
-        (staging_bytes, "staging_bytes"),
-    ):
-        to_int(value, name)
     if granularity_bytes < 1 or granularity_bytes & (granularity_bytes - 1) != 0:
         raise ValueError(f"granularity_bytes is {granularity_bytes}: it must be a power of two")
     if chunk_bytes < 1 or chunk_bytes & (chunk_bytes - 1) != 0:
@@ -153,22 +145,32 @@ class CudaDevice(Device):
 
     def __init__(
         self,
-        ordinal: int = 0,
+        ordinal: SupportsIndex = 0,
         *,
         driver: Any = None,
         nvrtc: Any = None,
-        granularity_bytes: int = _DEFAULT_GRANULARITY_BYTES,
-        chunk_bytes: int = _MAX_CHUNK_BYTES,
+        granularity_bytes: SupportsIndex = _DEFAULT_GRANULARITY_BYTES,
+        chunk_bytes: SupportsIndex = _MAX_CHUNK_BYTES,
         gpu_direct_rdma: Given[bool | None] = None,
-        peers: Sequence[int] = (),
-        exportable_as: str | None = None,
-        max_registration_bytes: int = _MAX_REGISTRATION_BYTES,
-        files: FilePort | None = None,
-        num_disk_threads: int = _DEFAULT_DISK_THREADS,
-        staging_bytes: int = _DEFAULT_STAGING_BYTES,
+        peers: Given[Sequence[SupportsIndex]] = (),
+        exportable_as: Given[str | None] = None,
+        max_registration_bytes: SupportsIndex = _MAX_REGISTRATION_BYTES,
+        files: Given[FilePort | None] = None,
+        num_disk_threads: SupportsIndex = _DEFAULT_DISK_THREADS,
+        staging_bytes: SupportsIndex = _DEFAULT_STAGING_BYTES,
         streams_wait_for_disk: Given[bool] = True,
     ) -> None:
+        ordinal = to_int(ordinal, "ordinal")
+        granularity_bytes = to_int(granularity_bytes, "granularity_bytes")
+        chunk_bytes = to_int(chunk_bytes, "chunk_bytes")
+        max_registration_bytes = to_int(max_registration_bytes, "max_registration_bytes")
+        num_disk_threads = to_int(num_disk_threads, "num_disk_threads")
+        staging_bytes = to_int(staging_bytes, "staging_bytes")
         _validate_sizes(granularity_bytes, chunk_bytes, max_registration_bytes, num_disk_threads, staging_bytes)
+        if files is not None and not isinstance(files, FilePort):
+            raise TypeError(f"files must be a FilePort or None, not {type(files).__name__}")
+        others = [to_int(peer, "peers") for peer in to_list(peers, "peers")]
+        handle_kind = None if exportable_as is None else to_text(exportable_as, "exportable_as")
         waits_for_disk = to_bool(streams_wait_for_disk, "streams_wait_for_disk")
         checked = CudaDriver(load_driver_module() if driver is None else driver)
         checked.call("cuInit", 0)
@@ -188,7 +190,7 @@ class CudaDevice(Device):
             "cuDeviceGetAttribute", attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device
         )
         device_name: bytes = checked.call("cuDeviceGetName", 256, device)
-        allocator = CudaAllocator(checked, ordinal, device, gpu_direct_rdma, peers, exportable_as)
+        allocator = CudaAllocator(checked, ordinal, device, gpu_direct_rdma, others, handle_kind)
         gpu_memory = CudaMemory(checked, allocator, granularity_bytes, chunk_bytes)
         self._driver = checked
         self._captures = RelaxedCaptures(checked)

@@ -1,5 +1,6 @@
 """What documents say is true of the code: names, paths, links, commands exist. Nothing leads out of the repository."""
 
+import ast
 import functools
 import re
 from collections.abc import Iterator
@@ -8,7 +9,9 @@ from typing import Final
 
 import pytest
 
-from .source_tree import ROOT, project_files
+import kv_cache_manager_v2
+
+from .source_tree import ROOT, package_sources, project_files
 
 DOCUMENTS: Final = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md"), *ROOT.glob("*/README.md")])
 TEXT_SUFFIXES: Final = {".py", ".pyi", ".c", ".h", ".md", ".toml", ".yml", ".cfg", ".in", ""}
@@ -27,6 +30,7 @@ FOREIGN_NAMES: Final = {
     "ContinuousBatchingManager._create_batch_processor",
     "OffloadingManager",
     "PagedAttentionCache",
+    "Request",
     "_copy_view",
     "bytes_per_sector",
     "cache_allocators",
@@ -116,6 +120,39 @@ def test_documents_name_what_exists(document: Path) -> None:
         if "://" not in link and not (document.parent / link).exists():
             missing.append(link)
     assert missing == []
+
+
+INSIDE: Final = {"design.md", "ownership.md", "invariants.md", "testing.md", "CHANGELOG.md", "CLAUDE.md", "CONTRIBUTING.md"}
+"""Pages about how the library is made, as docs/notes and sections called "In the code" are: classes there are the library's own."""
+
+
+@functools.cache
+def names_of_modules() -> dict[str, set[str]]:
+    """Module of the package -> the classes that it has, or imports."""
+    found: dict[str, set[str]] = {}
+    for source in package_sources():
+        module = source.name.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+        names: set[str] = set()
+        for node in source.tree.body:
+            if isinstance(node, ast.ClassDef):
+                names.add(node.name)
+            elif isinstance(node, ast.ImportFrom) and node.level > 0:
+                names.update([alias.asname or alias.name for alias in node.names])
+        found[module] = names
+    return found
+
+
+@pytest.mark.parametrize("document", [path for path in DOCUMENTS if path.name not in INSIDE and path.parent.name != "notes"], ids=lambda path: path.name)
+def test_classes_in_pages_for_users_can_be_imported(document: Path) -> None:
+    """A class of the package that a page names is public, or the page says where it is: `kv_cache_manager_v2.<module>`."""
+    text = document.read_text(encoding="utf-8")
+    for_users = re.sub(r"^##+ In the code\n.*?(?=^##? |\Z)", "", text, flags=re.MULTILINE | re.DOTALL)
+    said: set[str] = set(kv_cache_manager_v2.__all__)
+    for path in re.findall(r"kv_cache_manager_v2(?:\.[a-z_][a-z0-9_]*)+", text):
+        said |= names_of_modules().get(path, set())
+    all_classes = set().union(*names_of_modules().values())
+    named = {match[1] for span in code_spans(for_users) if (match := re.fullmatch(r"([A-Z]\w*[a-z]\w*)(\.\w+)*(\(.*\))?", span))}
+    assert (named & all_classes) - said - FOREIGN_NAMES == set()
 
 
 def test_a_subject_has_one_home() -> None:

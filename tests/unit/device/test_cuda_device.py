@@ -6,6 +6,7 @@ import ctypes
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,6 +80,32 @@ def test_a_larger_granularity_is_taken_a_smaller_one_is_the_drivers() -> None:
     for wrong in (0, MIB, 3 * MIB):
         with pytest.raises(ValueError):
             CudaDevice(driver=FakeCudaDriver(), max_registration_bytes=wrong)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"ordinal": "0"}, "ordinal must be an int, not str"),
+        ({"ordinal": True}, "ordinal must be an int, not True"),
+        ({"granularity_bytes": 2.0}, "granularity_bytes must be an int, not float"),
+        ({"chunk_bytes": None}, "chunk_bytes must be an int, not NoneType"),
+        ({"max_registration_bytes": "1"}, "max_registration_bytes must be an int, not str"),
+        ({"num_disk_threads": "4"}, "num_disk_threads must be an int, not str"),
+        ({"staging_bytes": [1]}, "staging_bytes must be an int, not list"),
+        ({"peers": 1}, "peers must be"),
+        ({"peers": "1"}, "peers must be"),
+        ({"peers": [1, "2"]}, "peers must be an int, not str"),
+        ({"exportable_as": 1}, "exportable_as must be"),
+        ({"gpu_direct_rdma": 1}, "gpu_direct_rdma must be None, True or False, not int"),
+        ({"files": "/tmp"}, "files must be a FilePort or None, not str"),
+        ({"streams_wait_for_disk": 0}, "streams_wait_for_disk must be a bool, not int"),
+    ],
+    ids=str,
+)
+def test_arguments_of_a_wrong_type_are_named(arguments: dict[str, Any], said: str) -> None:
+    driver = FakeCudaDriver()
+    with pytest.raises(TypeError, match=said):
+        CudaDevice(driver=driver, **arguments)
 
 
 def test_there_must_be_such_a_gpu() -> None:
