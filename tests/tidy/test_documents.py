@@ -122,6 +122,39 @@ def test_documents_name_what_exists(document: Path) -> None:
     assert missing == []
 
 
+def unfinished_paragraphs(text: str) -> list[str]:
+    """Paragraphs and list items that end in mid-sentence. What ends with a link, a bracket or an image, or is a heading in bold, a label
+    of a list (up to 80 characters) or followed by a block of code, needs no full stop."""
+    text = re.sub(r"^ *```.*?^ *```$", "```", text, flags=re.MULTILINE | re.DOTALL)
+    pieces: list[str] = [""]
+    for line in [part.strip() for part in text.splitlines()]:
+        is_item = re.match(r"([-*]|\d+\.) ", line) is not None
+        if line.startswith("```"):
+            # It belongs to what is before it.
+            pieces = pieces[:-1] if pieces[-1] else pieces[:-2] if len(pieces) > 1 else pieces
+            pieces.append("")
+        elif line == "" or line.startswith(("#", "|")):
+            pieces.append("")
+        elif is_item or not pieces[-1]:
+            pieces.append(line)
+        else:
+            pieces[-1] += " " + line
+    ends = re.compile(r"""[.:!?;)]["'`*)]*$|^\*\*[^*]+\*\*$|^([-*]|\d+\.) .{,80}$""")
+    return [piece[-100:] for piece in pieces if piece and not ends.search(piece)]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_no_paragraph_ends_in_mid_sentence(document: Path) -> None:
+    assert unfinished_paragraphs(document.read_text(encoding="utf-8")) == []
+
+
+def test_a_cut_sentence_is_found() -> None:
+    cut = "- **The guard** precedes every call: forgotten sequences are closed, then the callers' overlap, if there is one, is a"
+    assert unfinished_paragraphs(f"# T\n\nWhole.\n{cut}\n\n## N\n\nAll of this is\nso. And the goal\n\nprints\n\n```\nx\n```\n") == [
+        cut[-100:], "All of this is so. And the goal"
+    ]  # fmt: skip
+
+
 INSIDE: Final = {"design.md", "ownership.md", "invariants.md", "testing.md", "CHANGELOG.md", "CLAUDE.md", "CONTRIBUTING.md"}
 """Pages about how the library is made, as docs/notes and sections called "In the code" are: classes there are the library's own."""
 
