@@ -196,7 +196,7 @@ def rawref_extension() -> Extension:
 # Beside them goes what the C compiler cannot know: that an index is nearly always in range. It moved the usual way of each access behind
 # the function and back again.
 #
-# mypyc keeps signatures only, so docstrings are written into the C code that it generates. Docstrings of modules, classes, functions,
+# mypyc keeps signatures only, and those not where a default is no literal, so docstrings and such signatures are written into the C code that it generates. Docstrings of modules, classes, functions,
 # methods and properties, and those below attributes, become the `doc` fields of CPython's tables, where `help` finds them. That costs
 # nothing at import, and it is the only way: `__doc__` of a compiled method cannot be set. Should another mypyc lay its tables out in
 # another way, docstrings are missing and nothing else; the build says how many it placed. Indentation is taken out on the way: mypyc's
@@ -248,9 +248,7 @@ def c_name(*names: str) -> str:
 def c_string(text: str) -> str:
     """The text as the inside of a string in C. Octal: its three digits end where they end."""
     escapes = {ord("\n"): "\\n", ord('"'): '\\"', ord("\\"): "\\\\"}
-    return "".join(
-        escapes.get(byte) or (chr(byte) if 32 <= byte < 127 else f"\\{byte:03o}") for byte in inspect.cleandoc(text).encode()
-    )
+    return "".join(escapes.get(byte) or (chr(byte) if 32 <= byte < 127 else f"\\{byte:03o}") for byte in text.encode())
 
 
 class Docstrings:
@@ -260,10 +258,18 @@ class Docstrings:
         self.texts: Final[dict[tuple[str, ...], str]] = {}
         """By full path: module's names, then class, then member."""
         self.by_c_name: Final[dict[str, str]] = {}
+        self.signatures: Final[dict[str, str]] = {}
+        """Of functions, methods and, by their `__init__`, classes; as CPython expects them before a docstring."""
+        self._constants: dict[str, ast.expr] = {}
 
     def read_module(self, file: str) -> None:
         module = Path(file).with_suffix("").parts
         tree = ast.parse(Path(file).read_text(encoding="utf-8"))
+        self._constants = {
+            statement.target.id: statement.value
+            for statement in tree.body
+            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and statement.value is not None
+        }
         self._keep(module, (), ast.get_docstring(tree))
         self._read_body(module, (), tree.body)
 
@@ -274,11 +280,46 @@ class Docstrings:
                 self._read_body(module, (*owner, statement.name), statement.body)
             elif isinstance(statement, ast.FunctionDef):
                 self._keep(module, (*owner, statement.name), ast.get_docstring(statement))
+                for begin in range(len(module)):
+                    self.signatures[c_name(*module[begin:], *owner, statement.name)] = self._describe(statement, bool(owner))
+                    if statement.name == "__init__":
+                        self.signatures[c_name(*module[begin:], *owner)] = self._describe(statement, True, owner[-1])
             elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and position + 1 < len(body):
                 following = body[position + 1]
                 if owner and isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
                     if isinstance(following.value.value, str):
                         self._keep(module, (*owner, statement.target.id), following.value.value)
+
+    def _describe(self, function: ast.FunctionDef, is_method: bool, class_name: str = "") -> str:
+        """``class_name``: of the class whose `__init__` this is; then its signature."""
+        given = function.args
+        parts: list[str] = []
+        defaults: list[ast.expr | None] = [None] * (len(given.posonlyargs) + len(given.args) - len(given.defaults))
+        for position, (argument, default) in enumerate(zip(given.posonlyargs + given.args, defaults + given.defaults, strict=True)):
+            parts.append(argument.arg + self._show_default(default))
+            if position + 1 == len(given.posonlyargs):
+                parts.append("/")
+        if given.vararg is not None or given.kwonlyargs:
+            parts.append("*" if given.vararg is None else f"*{given.vararg.arg}")
+        parts += [one.arg + self._show_default(default) for one, default in zip(given.kwonlyargs, given.kw_defaults, strict=True)]
+        if given.kwarg is not None:
+            parts.append(f"**{given.kwarg.arg}")
+        if class_name:
+            parts = parts[1:]
+        elif is_method and not any([isinstance(one, ast.Name) and one.id == "staticmethod" for one in function.decorator_list]):
+            parts[0] = f"${parts[0]}"
+        return f"{class_name or function.name}({', '.join(parts)})\n--\n\n"
+
+    def _show_default(self, default: ast.expr | None) -> str:
+        """Only literals can be told; a constant of the module is one, anything else is shown as three dots."""
+        if default is None:
+            return ""
+        if isinstance(default, ast.Name):
+            default = self._constants.get(default.id, default)
+        try:
+            return f"={ast.literal_eval(default)!r}"
+        except ValueError:
+            return "=..."
 
     def _keep(self, module: tuple[str, ...], names: tuple[str, ...], text: str | None) -> None:
         if text is None:
@@ -346,7 +387,7 @@ class TableWriter:
         if text is None:
             return None
         self.num_placed += 1
-        return c_string(text)
+        return c_string(inspect.cleandoc(text))
 
     def _replace_filler(self, line: str, variable: str, filler: str, class_name: str) -> str:
         """The docstring as an object that is never freed, as the filler; without memory for it, the filler."""
@@ -359,14 +400,15 @@ class TableWriter:
         )
 
     def _put_behind(self, line: str, begin: str, name: str) -> str:
-        """Behind the signature that is there already, in one string: CPython tells them apart."""
+        """Behind the signature, in one string: CPython tells them apart. mypyc has written none where it cannot tell a default."""
         text = self._find(name)
-        if text is None:
-            return line
         before, _, after = line.partition(begin)
         match = SIGNATURE.match(after)
         assert match is not None, line
-        return f'{before}{begin}"{match[1] or ""}{text}"{after[match.end() :]}'
+        signature = match[1] or c_string(self._docstrings.signatures.get(name, ""))
+        if text is None and not signature:
+            return line
+        return f'{before}{begin}"{signature}{text or ""}"{after[match.end() :]}'
 
 
 # -- the build --------------------------------------------------------------------------------------------------------------

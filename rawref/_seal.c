@@ -3,7 +3,8 @@
  *   del object.property     a property's setter is called with NULL, and reads it. A descriptor of ours takes the place of
  *                           the property's own; it raises AttributeError for a deletion, and hands on all else.
  *   object.__init__(...)    a second time does nothing and says nothing. A method of ours takes the place of `__init__`
- *                           and raises TypeError; the type's slot, which makes objects, stays as it is.
+ *                           and raises TypeError; the type's slot, which makes objects, stays as it is. It has the signature of
+ *                           the class, which inspect.signature takes from it.
  *   __internal_mypyc_setup  takes its argument for a class, unseen. It leaves the class; mypyc finds it elsewhere.
  *
  * What is replaced lives as long as the class, and classes that mypyc makes are never freed: so nothing here is.
@@ -75,19 +76,53 @@ refuse_init(PyObject *self, PyObject *args, PyObject *kwargs)
     return NULL;
 }
 
-static PyMethodDef refuse_init_definition = {
-    "__init__", (PyCFunction)(void (*)(void))refuse_init, METH_VARARGS | METH_KEYWORDS, "Runs once, when the object is made."
-};
+#define INIT_DOC "Runs once, when the object is made."
+#define SIGNATURE_END ")\n--\n\n"
+
+/* With the arguments that the class's own docstring names, where inspect.signature and help look for them. */
+static PyMethodDef *
+make_init_definition(PyTypeObject *type)
+{
+    const char *begin = type->tp_doc != NULL ? type->tp_doc + strcspn(type->tp_doc, "( \n") : "";
+    const char *end = *begin == '(' ? strstr(begin, SIGNATURE_END) : NULL;
+    size_t length = end != NULL ? (size_t)(end - begin - 1) : 0;
+    /* As the method, it lives as long as the process may. */
+    PyMethodDef *made = PyMem_Calloc(1, sizeof(PyMethodDef) + sizeof("__init__($self, " SIGNATURE_END INIT_DOC) + length);
+    if (made == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    char *doc = (char *)(made + 1);
+    if (end == NULL) {
+        strcpy(doc, INIT_DOC);
+    } else {
+        strcpy(doc, length > 0 ? "__init__($self, " : "__init__($self");
+        strncat(doc, begin + 1, length);
+        strcat(doc, SIGNATURE_END INIT_DOC);
+    }
+    made->ml_name = "__init__";
+    made->ml_meth = (PyCFunction)(void (*)(void))refuse_init;
+    made->ml_flags = METH_VARARGS | METH_KEYWORDS;
+    made->ml_doc = doc;
+    return made;
+}
 
 static int
 seal_init(PyTypeObject *type)
 {
     initproc inner = type->tp_init;
-    PyObject *method = PyDescr_NewMethod(type, &refuse_init_definition);
+    PyMethodDef *definition = make_init_definition(type);
+    if (definition == NULL) {
+        return -1;
+    }
+    PyObject *method = PyDescr_NewMethod(type, definition);
     PyObject *name = method != NULL ? PyUnicode_InternFromString("__init__") : NULL;
     int failed = name == NULL || PyType_Type.tp_setattro((PyObject *)type, name, method) < 0;
     type->tp_init = inner;  /* setattr has let it point to the method */
     Py_XDECREF(name);
+    if (method == NULL) {
+        PyMem_Free(definition);
+    }
     Py_XDECREF(method);
     return failed ? -1 : 0;
 }

@@ -3,7 +3,9 @@
 import ast
 import inspect
 import pkgutil
+import pydoc
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -46,6 +48,48 @@ def test_docstrings_are_there_at_run_time(module_name: str) -> None:
         found[names] = inspect.cleandoc(getattr(function, "__doc__", None) or "")
     assert found == expected
     assert inspect.cleandoc(module.__doc__ or "") == ast.get_docstring(tree)
+
+
+def public_callables() -> Iterator[tuple[str, Any, ast.FunctionDef]]:
+    """Public functions, classes and their methods, with the definition that has their parameters: of a class its `__init__`."""
+    for name in kv_cache_manager_v2.__all__:
+        value = getattr(kv_cache_manager_v2, name)
+        module = getattr(value, "__module__", None) or ""
+        if not module.startswith("kv_cache_manager_v2.") or not callable(value):
+            continue
+        path = ROOT.joinpath(*module.split(".")).with_suffix(".py")
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef) and node.name == name:
+                yield name, value, node
+            elif isinstance(node, ast.ClassDef) and node.name == getattr(value, "__name__", ""):
+                for member in node.body:
+                    if isinstance(member, ast.FunctionDef) and member.name == "__init__":
+                        yield name, value, member
+                    elif isinstance(member, ast.FunctionDef) and not member.name.startswith("_") and not member.decorator_list:
+                        yield f"{name}.{member.name}", getattr(value, member.name), member
+
+
+def test_signatures_are_there_at_run_time() -> None:
+    """What `help` and editors show as the arguments of public classes, functions and methods, in both builds."""
+    found: dict[str, list[str] | None] = {}
+    expected: dict[str, list[str] | None] = {}
+    for name, value, node in public_callables():
+        given = node.args
+        names = [one.arg for one in [*given.posonlyargs, *given.args, *given.kwonlyargs]]
+        expected[name] = names if "." in name or names[:1] != ["self"] else names[1:]
+        try:
+            parameters = inspect.signature(value).parameters.values()
+        except ValueError:
+            found[name] = None
+        else:
+            found[name] = [one.name for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+    assert len(found) > 300
+    assert {name: names for name, names in found.items() if names != expected[name]} == {}
+    manager = inspect.signature(kv_cache_manager_v2.KVCacheManager)
+    assert manager.parameters["device"].default is None and manager.parameters["device"].kind is inspect.Parameter.KEYWORD_ONLY
+    assert "one manager" in pydoc.render_doc(kv_cache_manager_v2.KVCacheManager) or "KVCacheManager(config" in pydoc.render_doc(
+        kv_cache_manager_v2.KVCacheManager
+    )
 
 
 def test_there_are_many() -> None:

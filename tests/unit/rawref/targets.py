@@ -134,6 +134,20 @@ class Sealing:
         seal(cls)
 
 
+@mypyc_attr(native_class=True)
+class SealedWithoutArguments(Sealing):
+    """(A docstring that begins with a bracket.)"""
+
+    __slots__ = ("size", "__rawref__")
+
+    size: int
+    __rawref__: object
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.__rawref__ = None
+
+
 @mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
 class Sealed(Sealing):
     """A plain attribute, a property of each kind, and a constructor."""

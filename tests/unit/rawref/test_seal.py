@@ -1,6 +1,7 @@
 """`seal` closes what mypyc leaves open in its classes, and changes nothing else."""
 
 import gc
+import inspect
 import sys
 from types import ModuleType
 from typing import Any
@@ -38,6 +39,14 @@ def test_a_compiled_constructor_runs_once(compiled_targets: ModuleType) -> None:
         compiled_targets.Sealed("text")
     with pytest.raises(TypeError):
         compiled_targets.Sealed.__init__(object(), 5)
+
+
+def test_a_sealed_constructor_shows_its_arguments(targets: ModuleType) -> None:
+    for class_name in ("Sealed", "SealedWithoutArguments"):
+        sealed = getattr(targets, class_name)
+        names = ["size"] if class_name == "Sealed" else []
+        assert list(inspect.signature(sealed).parameters) == names
+        assert list(inspect.signature(sealed.__init__).parameters) == ["self", *names]
 
 
 def test_a_subclass_in_python_calls_the_constructor(targets: ModuleType) -> None:
