@@ -196,11 +196,11 @@ def rawref_extension() -> Extension:
 # Beside them goes what the C compiler cannot know: that an index is nearly always in range. It moved the usual way of each access behind
 # the function and back again.
 #
-# mypyc keeps signatures only, and those not where a default is no literal, so docstrings and such signatures are written into the C code that it generates. Docstrings of modules, classes, functions,
-# methods and properties, and those below attributes, become the `doc` fields of CPython's tables, where `help` finds them. That costs
-# nothing at import, and it is the only way: `__doc__` of a compiled method cannot be set. Should another mypyc lay its tables out in
-# another way, docstrings are missing and nothing else; the build says how many it placed. Indentation is taken out on the way: mypyc's
-# is so deep that it makes nine tenths of the file.
+# mypyc keeps signatures only, and those not where a default is no literal. So docstrings, and such signatures, are written into the C code
+# that it generates. Docstrings of modules, classes, functions, methods and properties, and those below attributes, become the `doc` fields
+# of CPython's tables, where `help` finds them. That costs nothing at import, and it is the only way: `__doc__` of a compiled method cannot
+# be set. Should another mypyc lay its tables out in another way, docstrings are missing and nothing else; the build says how many it
+# placed. Indentation is taken out on the way: mypyc's is so deep that it makes nine tenths of the file.
 
 CLASS: Final = re.compile(r"static PyTypeObject CPyType_(\w+)_template_ = \{")
 ATTRIBUTES: Final = re.compile(r"static PyGetSetDef (\w+)_getseters\[\] = \{")
@@ -294,8 +294,9 @@ class Docstrings:
         """``class_name``: of the class whose `__init__` this is; then its signature."""
         given = function.args
         parts: list[str] = []
-        defaults: list[ast.expr | None] = [None] * (len(given.posonlyargs) + len(given.args) - len(given.defaults))
-        for position, (argument, default) in enumerate(zip(given.posonlyargs + given.args, defaults + given.defaults, strict=True)):
+        num_required = len(given.posonlyargs) + len(given.args) - len(given.defaults)
+        defaults: list[ast.expr | None] = [*([None] * num_required), *given.defaults]
+        for position, (argument, default) in enumerate(zip(given.posonlyargs + given.args, defaults, strict=True)):
             parts.append(argument.arg + self._show_default(default))
             if position + 1 == len(given.posonlyargs):
                 parts.append("/")

@@ -175,7 +175,10 @@ def names_of_modules() -> dict[str, set[str]]:
     return found
 
 
-@pytest.mark.parametrize("document", [path for path in DOCUMENTS if path.name not in INSIDE and path.parent.name != "notes"], ids=lambda path: path.name)
+FOR_USERS: Final = [path for path in DOCUMENTS if path.name not in INSIDE and path.parent.name != "notes"]
+
+
+@pytest.mark.parametrize("document", FOR_USERS, ids=lambda path: path.name)
 def test_classes_in_pages_for_users_can_be_imported(document: Path) -> None:
     """A class of the package that a page names is public, or the page says where it is: `kv_cache_manager_v2.<module>`."""
     text = document.read_text(encoding="utf-8")
