@@ -69,7 +69,8 @@ class DiskFile:
                 file = files.open_file(path, False) if watch is None else files.open_named(path, False)
         except OSError as error:
             if watch is None and not os.path.isdir(path):
-                raise ValueError(f"there is no folder {path!r} for the files of the DISK tier; create it first") from error
+                way_out = "it is a file: name a folder" if os.path.exists(path) else "create it first"
+                raise ValueError(f"there is no folder {path!r} for the files of the DISK tier; {way_out}") from error
             raise StorageIOError(
                 f"cannot create a file of the DISK tier in {path}: {error}; check the folder's permissions, or choose"
                 " another one",

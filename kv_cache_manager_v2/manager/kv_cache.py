@@ -866,7 +866,10 @@ class KVCache(Handle):
             if self._state.status == CLOSED:
                 self._require_open(call)
             wanted = "ACTIVE" if status == ACTIVE else "SUSPENDED"
-            raise LogicError(f"sequence {self._state.id}: {call} needs a sequence that is {wanted}, this one is {self.status.name}")
+            helps = "resume" if status == ACTIVE else "suspend"
+            raise LogicError(
+                f"sequence {self._state.id}: {call} needs a sequence that is {wanted}, this one is {self.status.name}; {helps}() it first"
+            )
 
     def _require_valid(self, call: str) -> None:
         if self._state.planned is not None:

@@ -116,7 +116,7 @@ from .level_sizes import LevelSizes
 from .memory_lease import MemoryLease
 from .open_sequences import OpenSequences
 from .open_storage import open_storage, plan_levels
-from .pool_view import PoolView
+from .pool_view import PoolView, to_dtype
 from .prefix_hints import apply_hint, to_priority
 from .prefix_matches import PrefixMatches
 from .transfer_lease import TransferLease
@@ -845,7 +845,7 @@ class KVCacheManager(Handle):
             self._memory,
             LayerId(to_int(layer_id, "layer_id")),
             data_role,
-            to_text(dtype, "dtype"),
+            to_dtype(dtype),
             None if index_mode is None else to_index_mode(index_mode, "index_mode"),
             to_bool(by_slot, "by_slot"),
         )
@@ -1084,7 +1084,7 @@ class KVCacheManager(Handle):
 
     def _require_open(self) -> None:
         if not self._is_open:
-            raise LogicError("the manager is shut down")
+            raise LogicError("the manager is shut down; make another one")
 
 
 def _to_fill(debug_fill: object) -> DebugFill | None:
@@ -1095,7 +1095,8 @@ def _to_fill(debug_fill: object) -> DebugFill | None:
 
 def _to_device(device: object) -> Device | None:
     if device is not None and not isinstance(device, Device):
-        raise TypeError(f"device must be a Device or None, not {type(device).__name__}")
+        found = f"the class {device.__name__}" if isinstance(device, type) else type(device).__name__
+        raise TypeError(f"device must be a Device or None, not {found}; make one: HostDevice(), or CudaDevice(0)")
     return device
 
 

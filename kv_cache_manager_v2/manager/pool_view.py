@@ -25,6 +25,7 @@ from typing import Any, Final, final
 from mypy_extensions import mypyc_attr
 from rawref import invalidate
 
+from ..base.checks import to_text
 from ..base.errors import LogicError
 from ..base.finalizers import report_failure
 from ..base.handle import Handle
@@ -178,9 +179,14 @@ class PoolView(Handle):
         }
 
 
-def _item_bytes(dtype: object) -> int:
+def to_dtype(dtype: object) -> str:
+    """``dtype``, which is a name; torch's and numpy's objects are a `TypeError`."""
     if not isinstance(dtype, str):
-        raise TypeError(f"dtype must be a name like 'uint8' or 'bfloat16', not {type(dtype).__name__}")
+        raise TypeError(f"dtype must be a str, the name of a type like 'float16' or 'bfloat16', not {type(dtype).__name__}")
+    return to_text(dtype, "dtype")
+
+
+def _item_bytes(dtype: str) -> int:
     described = DTYPES.get(dtype)
     if described is None:
         raise ValueError(f"dtype is {dtype!r}; there are {', '.join(DTYPES)}")

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Final, final
 from mypy_extensions import mypyc_attr
 
 from ..base.build_mode import VERSION
+from ..base.checks import to_instance
 from ..base.errors import KVCacheManagerError
 from ..base.given import Given
 from ..base.handle import Handle
@@ -47,7 +48,7 @@ class OpenTelemetryExporter(Handle):
 
     def __init__(
         self,
-        manager: KVCacheManager,
+        manager: Given[KVCacheManager],
         *,
         meter_provider: object = None,
         tracer_provider: object = None,
@@ -55,6 +56,7 @@ class OpenTelemetryExporter(Handle):
         event_manager: KVCacheEventManager | None = None,
         shared_level: Given[SharedSource | None] = None,
     ) -> None:
+        manager = to_instance(manager, KVCacheManager, "manager")
         try:
             import opentelemetry.metrics
             import opentelemetry.trace

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Final, final
 
 from mypy_extensions import mypyc_attr
 
+from ..base.checks import to_instance
 from ..base.errors import BusyError, KVCacheManagerError
 from ..base.given import Given
 from ..base.handle import Handle
@@ -57,7 +58,7 @@ class PrometheusExporter(Handle):
 
     def __init__(
         self,
-        manager: KVCacheManager,
+        manager: Given[KVCacheManager],
         *,
         registry: object = None,
         labels: Mapping[str, str] | None = None,
@@ -65,6 +66,7 @@ class PrometheusExporter(Handle):
         shared_level: Given[SharedSource | None] = None,
         clock: StatisticsClock | None = None,
     ) -> None:
+        manager = to_instance(manager, KVCacheManager, "manager")
         try:
             import prometheus_client
             import prometheus_client.core

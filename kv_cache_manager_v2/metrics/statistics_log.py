@@ -5,6 +5,8 @@ from typing import Any, ClassVar, Final, final
 
 from mypy_extensions import mypyc_attr
 
+from ..base.checks import to_instance
+from ..base.given import Given
 from ..base.handle import Handle
 from ..manager.kv_cache_manager import KVCacheManager
 from ..stats.usage_statistics import UsageStatistics
@@ -25,7 +27,8 @@ class StatisticsLog(Handle):
 
     _NAMES: ClassVar[str] = "a manager of this process"
 
-    def __init__(self, manager: KVCacheManager, logger: logging.Logger | None = None, level: int = logging.INFO) -> None:
+    def __init__(self, manager: Given[KVCacheManager], logger: logging.Logger | None = None, level: int = logging.INFO) -> None:
+        manager = to_instance(manager, KVCacheManager, "manager")
         self._manager: Final = manager
         self._logger: Final = logging.getLogger(LOGGER_NAME) if logger is None else logger
         self._level: Final = level

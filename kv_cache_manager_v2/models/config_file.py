@@ -54,7 +54,7 @@ def load_config(path: Given[str | os.PathLike[str]]) -> KVCacheManagerConfig:
         return config_from_content(read_content(name))
     except (ValueError, TypeError) as error:
         text = str(error)
-        raise ModelConfigError(text if text.startswith(name) else f"path {name}: {text}") from None
+        raise ModelConfigError(text if text.startswith((name, f"path {name}: ")) else f"path {name}: {text}") from None
 
 
 def config_text(config: KVCacheManagerConfig, is_yaml: bool) -> str:

@@ -5,6 +5,7 @@ Exit codes: 0 all is well; 1 a wrong byte, a broken invariant, or no request ser
 """
 
 import argparse
+import difflib
 import os
 import sys
 from collections.abc import Sequence
@@ -69,7 +70,9 @@ def _run(argv: Sequence[str] | None) -> int:
     cache_parser = commands.add_parser("cache", help=CACHE_HELP, description=CACHE_HELP, epilog=_EXIT_CODES)
     add_cache_options(cache_parser)
     try:
-        options = parser.parse_args(argv)
+        options, unknown = parser.parse_known_args(argv)
+        if len(unknown) > 0:
+            _refuse(commands.choices[options.command], unknown)
         if options.command == "convert":
             return run_convert_command(options, convert_parser)
         if options.command == "plan":
@@ -98,6 +101,15 @@ def _run(argv: Sequence[str] | None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("kvcm: interrupted\n")
         return EXIT_INTERRUPTED
+
+
+def _refuse(parser: argparse.ArgumentParser, unknown: list[str]) -> None:
+    """Leave through ``parser.error``, with the option that was perhaps meant."""
+    given = unknown[0].split("=")[0]
+    words = [word.strip("[]|,.") for word in parser.format_help().split()]
+    near = difflib.get_close_matches(given, [word for word in words if word.startswith("--")], 1) if given.startswith("-") else []
+    hint = f"did you mean {near[0]}?" if near else f"{parser.prog} --help lists what there is"
+    parser.error(f"unrecognized arguments: {' '.join(unknown)}; {hint}")
 
 
 def _say(text: str) -> int:

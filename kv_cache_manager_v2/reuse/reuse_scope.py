@@ -56,5 +56,6 @@ def to_scope(scope: object) -> ReuseScope:
     if scope is None:
         return EMPTY_SCOPE
     if not isinstance(scope, ReuseScope):
-        raise TypeError(f"reuse_scope must be a ReuseScope or None, not {type(scope).__name__}")
+        hint = "; tokens are given by name: input_tokens=..." if isinstance(scope, (list, tuple)) else ", as in ReuseScope(salt=...)"
+        raise TypeError(f"reuse_scope must be a ReuseScope or None, not {type(scope).__name__}{hint}")
     return scope

@@ -29,9 +29,8 @@ def pack_tokens(tokens: object, digests: DigestTable, acquire: bool) -> bytes:
     if type(tokens) is list:
         return _pack_list(cast("list[object]", tokens), digests, acquire)
     if isinstance(tokens, (bytes, bytearray, str)):
-        raise TypeError(
-            f"tokens must be a sequence of ids, not {type(tokens).__name__}; a digest is one token: wrap it in a list"
-        )
+        hint = "tokenize it first" if isinstance(tokens, str) else "a digest is one token: wrap it in a list"
+        raise TypeError(f"tokens must be a sequence of ids, not {type(tokens).__name__}; {hint}")
     if isinstance(tokens, (list, tuple)):
         return _pack_list(list(tokens), digests, acquire)
     buffer: Any = tokens
