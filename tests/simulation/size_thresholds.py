@@ -51,6 +51,8 @@ CROSSED: dict[str, tuple[Callable[[Any], int], int]] = {
 
 ELSEWHERE: dict[str, str] = {
     "reuse/block_history.py _MOST_TOLD": "blocks before a second scope: tests/promises/test_no_call_grows_with_the_cache.py",
+    "reuse/block.py MOST_TOGETHER": "children of one block: tests/unit/reuse/test_children.py",
+    "reuse/block.py _NUM_PARTS": "the same",
     "reuse/durable_nodes.py NOT_KEPT": "no limit",
     "sequence/index_changes.py _LEAST_RUNS": "runs of entries that were set: tests/unit/sequence/test_index_changes.py",
     "pools/slot_allocator.py MOST_RESERVED": "more slots than a test has memory for; beyond it arrays grow by appending",
