@@ -208,7 +208,7 @@ class RadixTree(PageOwner):
         """
         assert parent.only_child is None and parent.children is None, "a run was published beside other blocks"
         block_bytes = self.block_bytes
-        fresh = blocks[int(begin) : int(end)]
+        fresh = blocks if begin == 0 and end == len(blocks) else blocks[int(begin) : int(end)]
         above = parent
         for block in fresh:
             assert block.parent is None, "a block was published twice"

@@ -10,7 +10,7 @@ from typing import Final, final
 from librt.vecs import vec
 from mypy_extensions import i32, i64, mypyc_attr
 
-from ..page_rows import NO_SHIFT, PLACE, ROW_WORDS, PageRows, priority_of_place
+from ..page_rows import NO_PAGE, NO_SHIFT, ONE_HOLD, PLACE, ROW_WORDS, PageRows, priority_of_place
 from ..victim_queue import NUM_PRIORITIES
 from .page_notes import AGE_MASK, AGE_SHIFT, CLASS_MASK, UNKNOWN, in_segment, uses_of_note
 from .pushing_request import PushingRequest
@@ -129,6 +129,9 @@ class RunSplitter:
         if is_generated:
             segment_class |= 1 << TEXT_SHIFT
         mates = self._records.block_mates
+        width = rows.num_life_cycles
+        # Whether a page waits for its block's leading one is what `BlockMates.waits` says, without calls for each page.
+        first_leading: i64 = NO_PAGE if mates is None else first_of_all + mates.leading
         is_waiting = mates is not None and mates.waits(page)
         if is_waiting:
             segment_class |= WAITING << PATH_SHIFT
@@ -139,12 +142,14 @@ class RunSplitter:
             page = pages[end]
             if i64(notes[page]) != note and i64(notes[page]) & CLASS_MASK != note_class:
                 break
-            if mates is not None and mates.waits(page) != is_waiting:
-                break
             if priority_of_place(words[page * ROW_WORDS + PLACE]) != priority:
                 break
             # What `block_number` does, without a call for each page.
             block = (page - first_of_all) >> shift if shift != NO_SHIFT else rows.block_number(page)
+            if first_leading != NO_PAGE:
+                leading = first_leading + block * width
+                if (page != leading and words[leading * ROW_WORDS + PLACE] >= ONE_HOLD) != is_waiting:
+                    break
             if block != block_before:
                 if is_last != (block == last_block) or is_generated != (num_blocks < num_generated):
                     break
