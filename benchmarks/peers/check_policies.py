@@ -25,11 +25,12 @@ def run_ours(accesses_file: Path, traces: list[str]) -> None:
     from kv_cache_manager_v2.replay.block_cache import BlockCache
     from kv_cache_manager_v2.replay.block_requests import BlockRequests, read_blocks
     from kv_cache_manager_v2.replay.offline_caches import count_optimal_hits, next_uses
-    from kv_cache_manager_v2.replay.trace import BLOCK_TOKENS, TraceWorkload
+    from kv_cache_manager_v2.replay.trace import TraceWorkload
 
     accesses_of: dict[str, list[int]] = {}
     for path in traces:
-        blocks = read_blocks(TraceWorkload(path, None, BLOCK_TOKENS), BLOCK_TOKENS)
+        trace = TraceWorkload(path)
+        blocks = read_blocks(trace, trace.tokens_per_hash_id)
         accesses = [block for request in blocks.requests for block in request]
         name = Path(path).stem
         accesses_of[name] = accesses

@@ -20,7 +20,6 @@ from .logs.recognise import BAILIAN, MOONCAKE, RecognisedLog, require_record
 from .read_progress import ReadProgress
 from .workload import Request, Workload, WorkloadSummary
 
-BLOCK_TOKENS: Final = MOONCAKE_BLOCK_TOKENS
 _LINES_BETWEEN_UPDATES: Final = 256
 
 
