@@ -11,13 +11,15 @@ What costs the caller: which pages there are, their tokens, one call of the devi
 import logging
 from typing import Final
 
+from ..base.ids import TokenIdExt
 from ..device.port import Device
 from ..layout.registry import LifeCycleRegistry
 from ..manager.kv_cache import KVCache
 from ..manager.kv_cache_manager import KVCacheManager
 from ..reuse.leaving_paths import LeavingPaths
-from ..reuse.token_packing import has_digest
-from ..sequence.committed_pages import copy_committed, list_committed, pack_blocks
+from ..reuse.token_packing import has_digest, unpack_tokens
+from ..sequence.committed_pages import CommittedPages, copy_committed, list_committed, pack_blocks
+from ..sequence.sequence_state import SequenceState
 from ..storage.pages_out import PagesOut
 from .block_names import NameChain
 from .known_pages import KnownPages
@@ -66,51 +68,59 @@ class OutgoingPages:
         """Copy the pages of these blocks out, as far as staging slots are free; how many pages, and the block to go on with."""
         if kv_cache.reuse_scope.lora_id is not None:
             return 0, end
-        if not kv_cache.ready:
+        state = kv_cache._state_for_batch()
+        if len(state.arrivals) > 0 and not kv_cache.ready:
             return 0, begin
         counters = self._space.counters
         if self._workers.is_full:
             counters.add_dropped("full", end - begin)
             return 0, begin
-        state = kv_cache._state_for_batch()
-        staging = self._staging
-        free = self.free
-        known = self._known
         end = min(end, int(state.num_published))
-        found = list_committed(state, begin, end, len(free), known.offered)
-        if found.end < end and len(self._outgoing) > 0:
+        if len(self.free) < (end - begin) * len(self._heads) and len(self._outgoing) > 0:
             self.settle()
-            found = list_committed(state, begin, end, len(free), known.offered)
-        reached = int(found.end)
+        with self._shared.guard:
+            found = list_committed(state, begin, end, len(self.free), self._known.offered)
+            slots = self._copy(state, found)
+            reached = int(found.end)
+            num_named = chain.num_blocks
+            if len(slots) > 0 and num_named < reached:
+                packed = pack_blocks(state, num_named, reached)
+                tokens: bytes | list[TokenIdExt] = packed
+                if self._shared.tree.has_digests and has_digest(packed):
+                    tokens = unpack_tokens(packed, self._shared.tree.digests)
+                chain.add(tokens, reached - num_named)
         if reached < end:
             counters.add_dropped("slots", end - reached)
             if self._slot_lines.is_due():
                 _logger.warning("pages are not stored in the shared level, as all staging slots are in use: a larger store_bytes helps")
+        count = len(slots)
+        if count > 0:
+            self._known.offered.update(zip(found.rows, found.contents, strict=True))
+            self._outgoing.append(
+                StoreTask(
+                    self._space, self._staging, self._known, chain, found.pages, slots, found.rows, found.contents, int(self._out.last)
+                )
+            )
+        return count, reached
+
+    def _copy(self, state: SequenceState, found: CommittedPages) -> list[int]:
+        """Take slots for the pages, and enqueue their copies; no slots if the device refuses."""
         count = len(found.pages)
         if count == 0:
-            return 0, reached
-        slots = free[-count:]
-        del free[-count:]
+            return []
+        staging = self._staging
+        slots = self.free[-count:]
+        del self.free[-count:]
         try:
-            with self._shared.guard:
-                copy_committed(state, self._out, found, slots, staging.begin, staging.slot_bytes, self._heads)
+            copy_committed(state, self._out, found, slots, staging.begin, staging.slot_bytes, self._heads)
         except Exception as error:
             # Some copies may be under way all the same.
             self._device.synchronize_stream(self._out.stream)
-            free.extend(slots)
-            counters.add_dropped("copy", count)
+            self.free.extend(slots)
+            self._space.counters.add_dropped("copy", count)
             _logger.warning("pages are not stored, as the device does not copy them: %s", str(error))
-            return 0, reached
-        num_named = chain.num_blocks
-        if num_named < reached:
-            packed = pack_blocks(state, num_named, reached)
-            width = self._space.block_tokens
-            chain.add(kv_cache.committed_tokens[num_named * width : reached * width] if has_digest(packed) else packed, reached - num_named)
-        known.offered.update(zip(found.rows, found.contents, strict=True))
-        self._outgoing.append(
-            StoreTask(self._space, staging, known, chain, found.pages, slots, found.rows, found.contents, int(self._out.last))
-        )
-        return count, reached
+            return []
+        return slots
 
     def note_taken(self, kv_cache: KVCache, keys: dict[int, bytes], begin: int, end: int) -> None:
         """The sequence's blocks have come from the store just now. ``keys``: by page, as `CommittedPages` numbers them."""

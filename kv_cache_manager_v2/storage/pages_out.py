@@ -88,21 +88,28 @@ class PagesOut:
         timeline = self._timeline
         allocators = self._storage.allocators
         count = self._count
+        known = NO_POINT  # pages of one step have one point
         try:
             for position in range(count):
                 point = allocators[self._indices[position]].ready[self._slots[position]]
-                if point != NO_POINT:
+                if point != known:
                     order.wait(timeline, point)
+                    known = point
             for batch in self._batches:
                 if batch.count > 0:
                     self._device.copy_beside(self.stream, batch)
         finally:
             mark = order.mark(timeline)
             self.last = mark
+            known = NO_POINT
+            both = mark
             for position in range(count):
                 slot = self._slots[position]
                 ready = allocators[self._indices[position]].ready
-                ready[slot] = order.advance(ready[slot], timeline, mark)
+                if ready[slot] != known:
+                    known = ready[slot]
+                    both = order.advance(known, timeline, mark)
+                ready[slot] = both
             self.discard()
 
     def is_done(self, point: i64) -> bool:
