@@ -231,7 +231,8 @@ def test_a_prefill_that_stopped_where_one_was_planned_does_not_warn(caplog: pyte
     """It left a snapshot at 32, so equal prompts begin there; without that the same commit warns of 64, the last place on the grid."""
     policy = SnapshotPolicy(every_num_blocks=1, at_prompt_end=False, at_branches=False, at_commits=False)
     for stops, num_warnings in (([32], 0), ([], 1)):
-        with Rig(tokens_per_block=32, quota=1 << 16, snapshot_policy=policy) as rig, caplog.at_level(logging.WARNING, "kv_cache_manager_v2"):
+        caplog.set_level(logging.WARNING, "kv_cache_manager_v2")
+        with Rig(tokens_per_block=32, quota=1 << 16, snapshot_policy=policy) as rig:
             caplog.clear()
             rig.prefill(text(2, 75), stops).close()
             messages = [record.getMessage() for record in caplog.records if "passes 64" in record.getMessage()]
