@@ -13,6 +13,7 @@ from kv_cache_manager_v2 import (
     HostCacheTierConfig,
     KVCacheManager,
     KVCacheManagerConfig,
+    LifeCycle,
     ReuseScope,
     RetentionConfig,
     TokenRangeRetention,
@@ -369,7 +370,8 @@ def test_each_reused_page_is_asked_for_by_its_block_and_layer_group() -> None:
         serve(manager, text(1, 4))
         asked: list[tuple[int, int | None]] = []
 
-        def ask(ordinal: int, life_cycle: AttnLifeCycle) -> int:
+        def ask(ordinal: int, life_cycle: LifeCycle) -> int:
+            assert isinstance(life_cycle, AttnLifeCycle)
             asked.append((ordinal, life_cycle.window_size))
             return 50
 
