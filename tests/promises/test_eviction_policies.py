@@ -105,6 +105,19 @@ def test_priority_stands_above_the_policy(policy: EvictionPolicy) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("at_once", [True, False])
+def test_evictions_are_counted(policy: EvictionPolicy, at_once: bool) -> None:
+    """Eight blocks fill the cache; five new ones take as many slots, in one step or one by one."""
+    with KVCacheManager(config_with(policy, 8), device=HostDevice()) as manager:
+        run_prompt(manager, list(range(32))).close()
+        with manager.create_kv_cache() as kv_cache:
+            assert kv_cache.resume()
+            for num_blocks in [5] if at_once else range(1, 6):
+                assert kv_cache.resize(4 * num_blocks)
+                assert manager.get_storage_statistics()[0].evicted == num_blocks
+
+
+@pytest.mark.parametrize("policy", POLICIES)
 def test_leaves_are_evicted_first(policy: EvictionPolicy) -> None:
     with KVCacheManager(config_with(policy, 24), device=HostDevice()) as manager:
         text = list(range(64))

@@ -56,6 +56,22 @@ def test_dropping_the_long_one_first_leaves_the_short_one() -> None:
         assert free_slots(manager) == 64
 
 
+def test_a_planned_end_may_be_evicted_with_others_in_one_go() -> None:
+    """Six blocks of eight slots; six new ones take four of theirs, the planned end first. The plan then finds nothing to drop."""
+    with manager_of(num_slots=8) as manager:
+        plan = planned(manager, LONG)
+        with manager.create_kv_cache() as kv_cache:
+            assert kv_cache.resume() and kv_cache.resize(24)
+            manager.check_invariants()
+            assert manager.probe_reuse(input_tokens=LONG) == 8
+        manager.check_invariants()
+        assert plan.drop() == 0
+        manager.check_invariants()
+        assert manager.probe_reuse(input_tokens=LONG) == 8
+        manager.clear_reusable_blocks()
+        assert free_slots(manager) == 8
+
+
 def test_what_an_open_sequence_uses_stays() -> None:
     with manager_of([None, 8], tokens_per_block=8) as manager:
         plan = planned(manager, LONG)

@@ -236,6 +236,15 @@ def test_a_page_that_goes_with_one_of_another_level_has_exactly_its_value(value:
     assert keys == [(35 << PRIORITY_SHIFT) | value]
 
 
+def test_a_check_of_everything_has_the_checks_of_the_counts() -> None:
+    level = Level(10)
+    level.push(level.make(2))
+    level.records.check()
+    level.records.num_pages = -1
+    with pytest.raises(AssertionError, match="-1 pages in segments"):
+        level.records.check()
+
+
 @pytest.mark.parametrize("most_blocks", [1, 3, 40])
 def test_memory_is_bounded_by_the_slots(most_blocks: int) -> None:
     """At most 44 bytes a slot, whatever comes: 24 more than the 4 a page and 16 a slot that two kinds of content took."""
