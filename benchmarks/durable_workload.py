@@ -29,6 +29,10 @@ _NUM_OWN = 512
 _NUM_STEPS = 96
 _WINDOW = 256
 _KINDS = ("decode", "prompt", "close")
+_CASES: dict[str, tuple[int | None, ...]] = {"one": (None,), "two": (None, _WINDOW), "pools": (None, _WINDOW, _WINDOW)}
+"""Windows of the layers. Layer groups whose slots are equally large share a pool group; where twice as many layers have the window they do
+not, as in most models with windows."""
+_TITLES = {"one": "one layer group", "two": "two, one with a window", "pools": "two in pool groups of their own"}
 _NUM_TURNS = 9
 
 
@@ -38,10 +42,16 @@ def _make_config(folder: str, windows: tuple[int | None, ...], is_durable: bool)
         for number, window in enumerate(windows)
     ]
     slot_bytes = 2 * 64 * BLOCK * len(windows)
-    disk = DiskCacheTierConfig(8000 * slot_bytes, folder)
+    disk = DiskCacheTierConfig(16_000 * slot_bytes, folder)
     if is_durable:
-        disk = DiskCacheTierConfig(8000 * slot_bytes, folder, durable=True, model_id=ModelId("measured"))
-    return KVCacheManagerConfig(tokens_per_block=BLOCK, cache_tiers=[GpuCacheTierConfig(4000 * slot_bytes), disk], layers=layers)
+        disk = DiskCacheTierConfig(16_000 * slot_bytes, folder, durable=True, model_id=ModelId("measured"))
+    return KVCacheManagerConfig(
+        tokens_per_block=BLOCK,
+        cache_tiers=[GpuCacheTierConfig(8000 * slot_bytes), disk],
+        layers=layers,
+        # Windowed pages that are published stay as well, as long as there is room.
+        initial_pool_ratio=[0.5, 0.5] if len(windows) > 2 else None,
+    )
 
 
 def serve(windows: tuple[int | None, ...], is_durable: bool, num_rounds: int, num_steps: int = _NUM_STEPS) -> dict[str, float]:
@@ -85,7 +95,7 @@ def serve(windows: tuple[int | None, ...], is_durable: bool, num_rounds: int, nu
 def durable_cost(size: Size) -> dict[str, float]:
     num_rounds = size.of(4)
     figures: dict[str, float] = {}
-    for name, windows in (("one", (None,)), ("two", (None, _WINDOW))):
+    for name, windows in _CASES.items():
         turns = [(serve(windows, False, num_rounds), serve(windows, True, num_rounds)) for _ in range(_NUM_TURNS)]
         for kind in _KINDS:
             ratios = [durable[kind] / plain[kind] for plain, durable in turns]
@@ -97,7 +107,7 @@ def durable_cost(size: Size) -> dict[str, float]:
 
 def _rows() -> dict[str, Row]:
     rows: dict[str, Row] = {}
-    for name, groups in (("one", "one layer group"), ("two", "two, one with a window")):
+    for name, groups in _TITLES.items():
         for kind, title in (("decode", "a decode step of 32"), ("prompt", "a prompt"), ("close", "a close")):
             goal = 1.1 if kind == "decode" else None
             rows[f"{kind}_{name}"] = Row(f"durable / not durable, {title}, {groups}: median of {_NUM_TURNS} turns", "x", goal)

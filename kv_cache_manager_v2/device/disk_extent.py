@@ -55,10 +55,14 @@ class DiskExtent:
         addresses[0] = memory
 
     def make_ready(self) -> None:
-        """Check the alignment: an extent not aligned for direct transfers makes its file use the page cache from now on."""
+        """Planned by the caller: what is written is for what the file's watch says now."""
         watch = self.file.watch
         if watch is not None:
             self.ticket = watch.current_ticket()
+        self.check_alignment()
+
+    def check_alignment(self) -> None:
+        """An extent not aligned for direct transfers makes its file use the page cache from now on."""
         if self.file.is_direct:
             misaligned: i64 = self.address - self.file.address
             for index in range(len(self.addresses)):

@@ -5,6 +5,7 @@ From disk to disk the bytes pass through memory of the worker.
 """
 
 import logging
+from abc import ABCMeta, abstractmethod
 from typing import Final, final
 
 from mypy_extensions import mypyc_attr
@@ -21,22 +22,43 @@ from .watched_slots import fail_write
 _logger: Final = logging.getLogger(__name__)
 
 
+@mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
+class JobPlan(metaclass=ABCMeta):
+    """What a job copies, before its extents are listed: by the worker that accepts it, not by the caller."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def runs(self) -> CopyRuns:
+        """Of the whole batch. Called by any thread."""
+
+    @abstractmethod
+    def list_extents(self, sources: list[DiskExtent], targets: list[DiskExtent]) -> None:
+        """Fill the lists of a `DiskJob`."""
+
+    @abstractmethod
+    def lose(self, reason: str, transfers: DiskTransfers) -> StorageIOError:
+        """The extents cannot be listed: what the job was to write is lost, and its file has failed."""
+
+
 @final
 @mypyc_attr(native_class=True)
 class DiskJob:
     """A job; a task is a run of extents. The fields from ``is_accepted`` on are `DiskWorkers`' and under its lock until it is done."""
 
     __slots__ = (
-        "is_started", "is_abandoned", "is_reported", "_runs", "_sources", "_targets", "_task_ends", "gates", "signal", "earlier_jobs",
-        "is_accepted", "num_left", "num_blockers", "followers", "is_lost", "is_done", "done_at", "read_error", "write_errors",
+        "is_started", "is_abandoned", "is_reported", "_runs", "_plan", "_sources", "_targets", "_task_ends", "gates", "signal",
+        "earlier_jobs", "is_accepted", "num_left", "num_blockers", "followers", "is_lost", "is_done", "done_at", "read_error",
+        "write_errors",
     )  # fmt: skip
 
     is_started: bool  # passed to the workers
     is_abandoned: bool  # the call that started it was interrupted: if it has not begun, it never does
     is_reported: bool  # its failed read was raised
     _runs: Final[CopyRuns | None]
-    _sources: Final[list[DiskExtent]]  # empty if the bytes come from memory
-    _targets: Final[list[DiskExtent]]  # empty if the bytes are copied to memory
+    _plan: Final[JobPlan | None]
+    _sources: list[DiskExtent]  # empty if the bytes come from memory
+    _targets: list[DiskExtent]  # empty if the bytes are copied to memory
     _task_ends: Final[list[int]]
     gates: Final[list[JobGate]]  # it begins when all of them are open
     signal: JobSignal | None  # raised when it is done
@@ -51,19 +73,23 @@ class DiskJob:
     read_error: StorageIOError | None
     write_errors: list[StorageIOError]
 
-    def __init__(self, sources: list[DiskExtent], targets: list[DiskExtent], runs: CopyRuns | None = None) -> None:
+    def __init__(
+        self, sources: list[DiskExtent], targets: list[DiskExtent], plan: JobPlan | None = None, runs: CopyRuns | None = None
+    ) -> None:
         """``sources`` are read, ``targets`` are written; pairs of both for copies from disk to disk, neither for copies in memory.
 
-        ``runs``: of the whole batch, for `conflicts_with`, and for copies in memory.
+        ``plan``: has what both lists get once the job is accepted. ``runs``: of copies in memory.
         """
         self.is_started = False
         self.is_abandoned = False
         self.is_reported = False
         self._runs = runs
+        self._plan = plan
         self._sources = sources
         self._targets = targets
         self._task_ends = []
-        self._cut_tasks(sources if sources else targets)
+        if plan is None:
+            self._cut_tasks(sources if sources else targets)
         self.gates = []
         self.signal = None
         self.earlier_jobs = []
@@ -85,8 +111,8 @@ class DiskJob:
 
         Addresses of the disk and of memory are disjoint, so the tiers need no check.
         """
-        ours = self._runs
-        theirs = other._runs
+        ours = self._find_runs()
+        theirs = other._find_runs()
         if ours is None or theirs is None:
             return True
         return (
@@ -94,6 +120,34 @@ class DiskJob:
             or (ours.dst_beg < theirs.src_end and theirs.src_beg < ours.dst_end)
             or (ours.src_beg < theirs.dst_end and theirs.dst_beg < ours.src_end)
         )
+
+    def _find_runs(self) -> CopyRuns | None:
+        return self._runs if self._plan is None else self._plan.runs()
+
+    def list_tasks(self) -> None:
+        """Called once, by the worker that has accepted the job, before it begins."""
+        plan = self._plan
+        if plan is not None:
+            plan.list_extents(self._sources, self._targets)
+            self._cut_tasks(self._sources if self._sources else self._targets)
+            self.num_left = len(self._task_ends)
+
+    def lose_unplanned(self, reason: str, transfers: DiskTransfers) -> None:
+        """`list_tasks` has failed. Called by a worker thread."""
+        self.is_lost = True
+        self._sources.clear()
+        self._targets.clear()
+        if self._plan is not None:
+            error = self._plan.lose(reason, transfers)
+            if not error.is_write:
+                self.read_error = error
+
+    def forget_extents(self) -> None:
+        """The job is about to be done: its caller needs them where a write has failed only."""
+        if not self.write_errors:
+            # Not emptied: the caller may have the lists too.
+            self._sources = []
+            self._targets = []
 
     def record_failed_writes(self) -> None:
         """The job is done: record its failed writes in its files and in the log."""

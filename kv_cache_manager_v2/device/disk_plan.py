@@ -1,37 +1,99 @@
-"""Plans of disk jobs: from a batch of copies to as few extents as possible."""
+"""Plans of disk jobs: from a batch of copies to as few extents as possible.
+
+A job between disk and memory that the host can address is planned by the worker that begins it, so that its caller does little more than
+pass on the addresses.
+"""
+
+import logging
+from typing import Final, final
 
 from librt.vecs import append, vec
-from mypy_extensions import i64
+from mypy_extensions import i64, mypyc_attr
 
+from ..base.errors import StorageIOError
 from ..base.growing_arrays import reserve_words
 from ..base.ids import CacheTier
 from .copy_runs import CopyRuns
 from .disk_extent import MAX_EXTENT_BYTES, DiskExtent
 from .disk_file import DiskFile
-from .disk_job import DiskJob
+from .disk_job import DiskJob, JobPlan
 from .disk_ranges import DiskRanges
+from .disk_transfers import DiskTransfers
 from .port import CopyBatch
+from .slot_watch import SlotTicket
+
+_logger: Final = logging.getLogger(__name__)
 
 
 def plan_job(batch: CopyBatch, ranges: DiskRanges) -> DiskJob:
     """One job for a batch between disk and memory that the host can address, or from disk to disk.
 
-    ``batch`` has at least one copy, and all its addresses are mapped.
+    ``batch`` has at least one copy, and all its addresses are mapped; what it writes to a watched file is all of one file.
     """
-    runs = CopyRuns(batch)
-    sources: list[DiskExtent] = []
-    targets: list[DiskExtent] = []
-    if batch.src_tier != CacheTier.DISK:
-        targets = plan_extents(runs, ranges, True)
-    elif batch.dst_tier != CacheTier.DISK:
-        sources = plan_extents(runs, ranges, False)
-    else:
-        _plan_pairs(runs, ranges, sources, targets)
-    for extent in sources:
-        extent.make_ready()
-    for extent in targets:
-        extent.make_ready()
-    return DiskJob(sources, targets, runs)
+    return DiskJob([], [], _BatchPlan(batch, ranges))
+
+
+@final
+@mypyc_attr(native_class=True)
+class _BatchPlan(JobPlan):
+    """A batch, and what the writes to its file are for."""
+
+    __slots__ = ("_batch", "_ranges", "_target", "_ticket", "_runs")
+
+    _batch: Final[CopyBatch]
+    _ranges: Final[DiskRanges]
+    _target: Final[DiskFile | None]
+    _ticket: Final[SlotTicket | None]
+    _runs: CopyRuns | None
+
+    def __init__(self, batch: CopyBatch, ranges: DiskRanges) -> None:
+        # The caller may reuse its batch at once.
+        copied = CopyBatch(batch.dst_tier, batch.src_tier, batch.num_bytes)
+        copied.dst_addresses = batch.dst_addresses[: batch.count]
+        copied.src_addresses = batch.src_addresses[: batch.count]
+        copied.count = batch.count
+        self._batch = copied
+        self._ranges = ranges
+        target = ranges.file_of(batch.dst_addresses[0]) if batch.dst_tier == CacheTier.DISK else None
+        self._target = target
+        self._ticket = target.watch.current_ticket() if target is not None and target.watch is not None else None
+        self._runs = None
+
+    def runs(self) -> CopyRuns:
+        runs = self._runs
+        if runs is None:
+            # Two threads at once make the same.
+            runs = CopyRuns(self._batch)
+            self._runs = runs
+        return runs
+
+    def list_extents(self, sources: list[DiskExtent], targets: list[DiskExtent]) -> None:
+        runs = self.runs()
+        if self._batch.src_tier != CacheTier.DISK:
+            targets.extend(plan_extents(runs, self._ranges, True))
+        elif self._batch.dst_tier != CacheTier.DISK:
+            sources.extend(plan_extents(runs, self._ranges, False))
+        else:
+            _plan_pairs(runs, self._ranges, sources, targets)
+        for extent in sources:
+            extent.check_alignment()
+        for extent in targets:
+            extent.ticket = self._ticket if extent.file is self._target else None
+            extent.check_alignment()
+
+    def lose(self, reason: str, transfers: DiskTransfers) -> StorageIOError:
+        batch = self._batch
+        target = self._target
+        if target is None:
+            return StorageIOError(f"{batch.count} copies from the DISK tier were not made: {reason}")
+        for address in batch.dst_addresses:
+            transfers.rescued.lose(address, batch.num_bytes)
+        num_bytes = batch.count * batch.num_bytes
+        error = target.make_error(f"{num_bytes} bytes were never written", batch.dst_addresses[0], num_bytes, True, reason)
+        if target.failure is None:
+            target.failure = error
+            _logger.error("%s; these bytes are lost", error)
+        return error
 
 
 def plan_extents(runs: CopyRuns, ranges: DiskRanges, to_disk: bool) -> list[DiskExtent]:

@@ -33,7 +33,7 @@ class DiskRanges:
     table: Final[RangeTable]
     _granularity_bytes: Final[int]
     _port: Final[FilePort]
-    _files: Final[list[DiskFile]]  # by address
+    _files: list[DiskFile]  # by address; replaced, as the workers look files up too
 
     def __init__(self, port: FilePort, granularity_bytes: int) -> None:
         self.table = RangeTable(CacheTier.DISK, granularity_bytes)
@@ -49,14 +49,14 @@ class DiskRanges:
         """``path``: a folder; with ``watch`` the path of a file that outlives the process."""
         self.table.validate_num_bytes(num_bytes)
         address, index = self._find_addresses(num_bytes)
-        self._files.insert(index, DiskFile(self._port, path, address, num_bytes, watch))
+        self._files = [*self._files[:index], DiskFile(self._port, path, address, num_bytes, watch), *self._files[index:]]
         self.table.add(address, num_bytes)
         return address
 
     def release(self, address: int, num_bytes: int) -> None:
         self.table.require_releasable(address, num_bytes)
         file = self.file_of(address)
-        self._files.remove(file)
+        self._files = [other for other in self._files if other is not file]
         self.table.remove(address)
         file.close()
 

@@ -244,6 +244,14 @@ class DiskWorkers(Drained):
             if job.is_abandoned:
                 self._finish(job)
                 return
+        try:
+            job.list_tasks()
+        except Exception as error:
+            job.lose_unplanned(repr(error), self.transfers)
+            with self._lock:
+                self._finish(job)
+            return
+        with self._lock:
             for earlier in job.earlier_jobs:
                 if not earlier.is_done:
                     earlier.followers.append(job)
@@ -313,6 +321,7 @@ class DiskWorkers(Drained):
             job.signal.give()
         if self.clock is not None:
             job.done_at = self.clock.seconds()
+        job.forget_extents()
         job.is_done = True
         self.num_done += 1
         for wakeup in self._wakeups:

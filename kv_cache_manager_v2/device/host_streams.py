@@ -81,15 +81,17 @@ class QueuedWork(metaclass=ABCMeta):
 class HostStream:
     """The queue of one stream. ``failures``: of all its work and waits, if not raised yet."""
 
-    __slots__ = ("queue", "has_new_jobs", "failures", "clock", "passed_at")
+    __slots__ = ("handle", "queue", "has_new_jobs", "failures", "clock", "passed_at")
 
+    handle: Final[int]
     queue: Final[deque[QueuedWork]]
     has_new_jobs: bool  # the queue may have disk jobs that the workers do not have yet
     failures: list[ReadFailure]
     clock: StatisticsClock | None
     passed_at: float  # when it finished the work that has left its queue; 0.0 without a clock
 
-    def __init__(self, clock: StatisticsClock | None) -> None:
+    def __init__(self, handle: int, clock: StatisticsClock | None) -> None:
+        self.handle = handle
         self.queue = deque()
         self.has_new_jobs = False
         self.failures = []
@@ -264,7 +266,7 @@ def join_failures(stream: HostStream, event: HostEvent) -> None:
 class HostStreams:
     """The streams. Law: ``is_busy`` if any stream has a queue, or any failure was not raised."""
 
-    __slots__ = ("is_busy", "_workers", "_streams", "_live", "_open_events", "_failures", "_clock")
+    __slots__ = ("is_busy", "_workers", "_streams", "_live", "_open_events", "_failures", "_clock", "_num_seen", "_has_new_work")
 
     is_busy: bool
     _workers: Final[DiskWorkers]
@@ -273,6 +275,8 @@ class HostStreams:
     _open_events: Final[dict[int, HostEvent]]
     _failures: Final[list[ReadFailure]]  # that no call has raised
     _clock: StatisticsClock | None  # None without timers
+    _num_seen: int  # disk jobs that were done at the last `poll`
+    _has_new_work: bool  # work was enqueued, or a failure raised, since then
 
     def __init__(self, workers: DiskWorkers) -> None:
         self.is_busy = False
@@ -282,6 +286,8 @@ class HostStreams:
         self._open_events = {}
         self._failures = []
         self._clock = None
+        self._num_seen = 0
+        self._has_new_work = False
 
     # -- enqueueing; all but `copy_with_disk` only while busy -----------------------------------------------------------
 
@@ -301,7 +307,7 @@ class HostStreams:
     def copy_beside(self, stream: int, batch: CopyBatch) -> None:
         """A worker copies, once all work of the stream before it is done."""
         self.is_busy = True
-        self._append(self._stream(stream), _DiskCopies(DiskJob([], [], CopyRuns(batch)), self._failures))
+        self._append(self._stream(stream), _DiskCopies(DiskJob([], [], None, CopyRuns(batch)), self._failures))
         self.poll()
 
     def fill(self, stream: int, address: int, num_bytes: int, value: int) -> None:
@@ -314,6 +320,8 @@ class HostStreams:
 
     def record(self, stream: int, handle: int) -> None:
         self.poll()
+        if not self._failures and not self._is_live(stream):
+            return
         found = self._stream(stream)
         if not found.queue and not found.failures:
             return
@@ -401,7 +409,8 @@ class HostStreams:
 
     def release_event(self, handle: int) -> None:
         """Forget the handle; enqueued waits for the event still hold."""
-        self._open_events.pop(handle, None)
+        if self._open_events:
+            self._open_events.pop(handle, None)
         self.poll()
 
     def forget_stream(self, stream: int) -> None:
@@ -411,7 +420,10 @@ class HostStreams:
             self.poll()
 
     def poll(self) -> None:
-        """Run the work that is ready."""
+        """Run the work that is ready: some may be, once a disk job is done or work was enqueued."""
+        num_done = self._workers.num_done
+        if num_done == self._num_seen and not self._has_new_work:
+            return
         is_moving = True
         while is_moving:
             is_moving = False
@@ -426,6 +438,9 @@ class HostStreams:
         if self._failures:
             self._forget_reported_failures()
         self.is_busy = bool(self._live) or bool(self._failures)
+        # Last, as a call may be interrupted anywhere.
+        self._num_seen = num_done
+        self._has_new_work = False
 
     def unreported_failures(self) -> list[StorageIOError]:
         """Failures that no call has raised."""
@@ -436,11 +451,19 @@ class HostStreams:
     def _stream(self, handle: int) -> HostStream:
         found = self._streams.get(handle)
         if found is None:
-            found = HostStream(self._clock)
+            found = HostStream(handle, self._clock)
             self._streams[handle] = found
         return found
 
+    def _is_live(self, handle: int) -> bool:
+        # There are few.
+        for stream in self._live:
+            if stream.handle == handle:
+                return True
+        return False
+
     def _append(self, stream: HostStream, work: QueuedWork) -> None:
+        self._has_new_work = True
         if not stream.queue:
             self._live.append(stream)
         if isinstance(work, _DiskCopies):
@@ -477,6 +500,7 @@ class HostStreams:
         for failure in failures:
             if not failure.is_reported:
                 failure.is_reported = True
+                self._has_new_work = True
                 self.poll()
                 raise failure.error
 

@@ -119,6 +119,8 @@ class RangeTable:
         beg: i64 = 0
         end: i64 = 0
         index: i64 = 0
+        if count > 1 and self._is_one_interval(addresses, count, num_bytes):
+            return
         while index < count:
             address = addresses[index]
             # Written so that no address of a caller can make the sum overflow.
@@ -133,6 +135,25 @@ class RangeTable:
                 beg = reserved.mapped.beg(interval)
                 end = reserved.mapped.end(interval)
             index += 1
+
+    def _is_one_interval(self, addresses: vec[i64], count: i64, num_bytes: i64) -> bool:
+        """Whether all of them lie in one mapped part, as those of a pool do."""
+        least = addresses[0]
+        most = least
+        index: i64 = 1
+        while index < count:
+            address = addresses[index]
+            if address < least:
+                least = address
+            elif address > most:
+                most = address
+            index += 1
+        reserved = self._find(least)
+        interval: i64 = -1 if reserved is None else reserved.mapped.find(least)
+        if reserved is None or interval < 0:
+            return False
+        end: i64 = reserved.mapped.end(interval)
+        return most < end and num_bytes <= end - most
 
     def require_bytes(self, address: int, num_bytes: int, what: str) -> None:
         """Check ``num_bytes`` mapped bytes at ``address``; neither needs to be a multiple of anything. ``what``: "a fill"."""

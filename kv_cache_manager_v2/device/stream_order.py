@@ -67,7 +67,7 @@ class Timeline:
     index: Final[i64]
     tick: i64
     num_users: i64
-    event_ticks: list[int]
+    event_ticks: vec[i64]
     events: list[int]
     seen: vec[i64]  # by timeline index: the latest tick that this stream already waits for
     seen_since: vec[i64]  # by timeline index: this stream's own tick when it began to wait for that; earlier marks do not cover it
@@ -81,7 +81,7 @@ class Timeline:
         self.index = index
         self.tick = 1
         self.num_users = 0
-        self.event_ticks = []
+        self.event_ticks = vec[i64]()
         self.events = []
         self.seen = vec[i64]()
         self.seen_since = vec[i64]()
@@ -284,11 +284,23 @@ class StreamOrder:
         while len(seen) <= source_index:
             seen = append(seen, 0)
             since = append(since, 0)
-        event_tick: i64 = source.event_ticks[position]
+        event_tick = source.event_ticks[position]
         seen[source_index] = event_tick
         since[source_index] = timeline.tick
         timeline.seen = seen
         timeline.seen_since = since
+
+    def wait_all(self, index: i64, points: vec[i64], slots: vec[i64], count: i64) -> None:
+        """`wait` for the points of the first ``count`` slots: of neighbours on one timeline for the last one, which is after the others."""
+        last: i64 = NO_POINT
+        for position in range(count):
+            point = points[slots[position]]
+            if point >> _TICK_BITS != last >> _TICK_BITS:
+                self.wait(index, last)
+                last = point
+            elif point > last:
+                last = point
+        self.wait(index, last)
 
     def advance(self, point: i64, index: i64, mark: i64) -> i64:
         """The point after both ``point`` and ``mark``, where ``mark`` is a mark of timeline ``index``.
@@ -353,7 +365,7 @@ class StreamOrder:
                 event = timeline.events.pop()
                 if event != _DONE:
                     self._device.release_event(event)
-            timeline.event_ticks.clear()
+            timeline.event_ticks = vec[i64]()
         for join in (self._join, self._slow_join):
             if join.index != _NO_TIMELINE:
                 stream = self._timelines[join.index].stream
@@ -427,7 +439,7 @@ class StreamOrder:
             self._wait_on_host(timeline.stream, _DONE, error)
             event = _DONE
         timeline.events.append(event)
-        timeline.event_ticks.append(timeline.tick)
+        timeline.event_ticks = append(timeline.event_ticks, timeline.tick)
         timeline.tick += 1
         if len(timeline.events) > 2 * _EVENTS_KEPT:
             # A later event then covers an older point: correct, and done long ago.

@@ -20,7 +20,7 @@ from ..device.slot_watch import SlotTicket, SlotWatch
 from .cache_folder import CacheFolder
 from .index_writer import PAGE_RECORD, RECORD, IndexWriter
 from .index_state import IndexSnapshot, IndexState
-from .node_batch import NodeBatch
+from .node_batch import WHOLE, NodeBatch
 from .record_format import encode_clear_all, encode_clear_scope, encode_free, encode_page, encode_weights
 from .write_batch import NO_POSITION, WriteBatch
 
@@ -163,11 +163,20 @@ class DurableLevel:
         self._next_generation = first + count
         return first
 
-    def announce(self, pool_group: i64, nodes: vec[i64], slots: vec[i64], life_cycles: vec[i64], first_generation: i64) -> None:
-        """The next batch of writes are the pages of those blocks, in those slots; node 0: a page that is not recorded."""
+    def announce(
+        self,
+        pool_group: i64,
+        nodes: vec[i64],
+        slots: vec[i64],
+        pages: vec[i64],
+        first_page: i64,
+        num_life_cycles: i64,
+        first_generation: i64,
+    ) -> None:
+        """The next batch of writes are the pages of those blocks, in those slots; node 0: a page that is not recorded. See `WriteBatch`."""
         self._queue_nodes()
         group = self.groups[pool_group]
-        group.announced = WriteBatch(nodes, slots, life_cycles, first_generation, group.num_chunks)
+        group.announced = WriteBatch(nodes, slots, pages, first_page, num_life_cycles, first_generation, group.num_chunks)
 
     def retract(self, pool_group: i64) -> None:
         """What was announced is planned, or refused."""
@@ -220,12 +229,12 @@ class DurableLevel:
         self.writer.put(RECORD, encode_weights(weights))
 
     def record_root(self, record: bytes) -> None:
-        self._queue_nodes()
-        self.writer.put(RECORD, record)
+        """As `record_node`, with the whole record."""
+        self._new_nodes.add(0, 0, record, 0, len(record), WHOLE)
 
-    def record_node(self, node: i64, parent: i64, tokens: bytes, form: int) -> None:
-        """Before the next page: the index gets what was collected until then at once."""
-        self._new_nodes.add(node, parent, tokens, form)
+    def record_node(self, node: i64, parent: i64, tokens: bytes, begin: i64, num_bytes: i64, form: i64) -> None:
+        """Before the next page: the index gets what was collected until then at once. So many of the tokens' bytes, from there on."""
+        self._new_nodes.add(node, parent, tokens, begin, num_bytes, form)
 
     def _queue_nodes(self) -> None:
         if len(self._new_nodes) > 0:
@@ -291,5 +300,5 @@ class DurableLevel:
             recorded = group.recorded
             recorded[slot] = True
             generation = batch.first_generation + position
-            record = encode_page(batch.nodes[position], generation, slot, batch.life_cycles[position], group.index, checksums)
+            record = encode_page(batch.nodes[position], generation, slot, batch.life_cycle(position), group.index, checksums)
             self.writer.put(PAGE_RECORD, record)

@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from _thread import start_new_thread
+from collections import deque
 from queue import Empty, SimpleQueue
 from threading import Lock
 from typing import Final, final
@@ -31,7 +32,6 @@ RECORD: Final = 0
 PAGE_RECORD: Final = 1
 _FLUSH: Final = 2
 _CLOSE: Final = 3
-_NODES: Final = 4
 
 _MOST_RECORDS: Final = 4096
 """In one frame."""
@@ -59,14 +59,16 @@ class _Latch:
 class IndexWriter(Drained):
     """See the module. ``failure``: why nothing is written any more, or an empty text."""
 
-    __slots__ = ("failure", "_folder", "_watches", "_snapshot", "_inbox", "_process", "_ended", "_is_started")
+    __slots__ = ("failure", "_folder", "_watches", "_snapshot", "_inbox", "_nodes", "_process", "_ended", "_is_started")
 
     failure: str
     _folder: Final[CacheFolder]
     _watches: Final[list[SlotWatch]]
     _snapshot: IndexSnapshot | None
     """To be written first."""
-    _inbox: Final[SimpleQueue[tuple[int, bytes, _Latch | None, NodeBatch | None]]]
+    _inbox: Final[SimpleQueue[tuple[int, bytes, _Latch | None]]]
+    _nodes: Final[deque[NodeBatch]]
+    """Written before whatever comes from the inbox next: of no use before a page is recorded, so that they need not wake the thread."""
     _process: Final[int]
     _ended: Final[_Latch]
     _is_started: bool
@@ -77,6 +79,7 @@ class IndexWriter(Drained):
         self._watches = watches
         self._snapshot = None
         self._inbox = SimpleQueue()
+        self._nodes = deque()
         self._process = os.getpid()
         self._ended = _Latch()
         self._is_started = False
@@ -87,13 +90,12 @@ class IndexWriter(Drained):
         """Queue one record; ``kind``: RECORD or PAGE_RECORD, whose bytes must be on the disk before it."""
         if self._folder.is_read_only:
             return
-        self._inbox.put((kind, record, None, None))
+        self._inbox.put((kind, record, None))
 
     def put_nodes(self, nodes: NodeBatch) -> None:
         """Queue the records of several blocks, before those of their pages."""
-        if self._folder.is_read_only:
-            return
-        self._inbox.put((_NODES, b"", None, nodes))
+        if not self._folder.is_read_only:
+            self._nodes.append(nodes)
 
     # -- on the caller's thread ---------------------------------------------------------------------------------------
 
@@ -114,14 +116,14 @@ class IndexWriter(Drained):
         if self._folder.is_read_only:
             return
         latch = _Latch()
-        self._inbox.put((_FLUSH, b"", latch, None))
+        self._inbox.put((_FLUSH, b"", latch))
         self._wait(latch)
 
     def drain_until(self, deadline: float) -> None:
         seconds = deadline - time.monotonic()
         if seconds > 0 and os.getpid() == self._process:
             latch = _Latch()
-            self._inbox.put((_FLUSH, b"", latch, None))
+            self._inbox.put((_FLUSH, b"", latch))
             latch.lock.acquire(True, seconds)
 
     def close(self) -> None:
@@ -129,7 +131,7 @@ class IndexWriter(Drained):
         forget_at_exit(self)
         if not self._is_started or sys.is_finalizing() or os.getpid() != self._process:
             return
-        self._inbox.put((_CLOSE, b"", None, None))
+        self._inbox.put((_CLOSE, b"", None))
         self._wait(self._ended)
         self._is_started = False
 
@@ -165,12 +167,12 @@ class IndexWriter(Drained):
         is_open = True
         message = self._inbox.get()
         while True:
+            while self._nodes:
+                records.append(self._nodes.popleft().encode())
             kind = message[0]
             if kind == RECORD or kind == PAGE_RECORD:
                 records.append(message[1])
                 has_pages = has_pages or kind == PAGE_RECORD
-            elif kind == _NODES and message[3] is not None:
-                records.append(message[3].encode())
             elif kind == _FLUSH and message[2] is not None:
                 latches.append(message[2])
             elif kind == _CLOSE:

@@ -18,14 +18,20 @@ NO_POSITION: Final = -1
 @final
 @mypyc_attr(native_class=True)
 class WriteBatch(SlotTicket):
-    """By position: ``nodes`` (0 for pages that are not recorded), ``slots`` and ``life_cycles``; generations go by position."""
+    """By position: ``nodes`` (0 for pages that are not recorded), ``slots`` and page ids; generations go by position. The arrays are the
+    caller's, who changes them no more. ``first_page``: of the first block of all, each of which has ``num_life_cycles`` ids."""
 
-    __slots__ = ("nodes", "slots", "life_cycles", "first_generation", "_num_chunks", "_positions", "_num_left", "_has_failed")
+    __slots__ = (
+        "nodes", "slots", "first_generation", "_pages", "_first_page", "_num_life_cycles", "_num_chunks", "_positions", "_num_left",
+        "_has_failed",
+    )  # fmt: skip
 
     nodes: Final[vec[i64]]
     slots: Final[vec[i64]]
-    life_cycles: Final[vec[i64]]
     first_generation: Final[i64]
+    _pages: Final[vec[i64]]
+    _first_page: Final[i64]
+    _num_life_cycles: Final[i64]
     _num_chunks: Final[i64]
     """Of a slot in all pools."""
     _positions: Final[dict[int, int]]
@@ -35,15 +41,29 @@ class WriteBatch(SlotTicket):
     _has_failed: Final[set[int]]
     """Positions of pages of which a chunk was not written."""
 
-    def __init__(self, nodes: vec[i64], slots: vec[i64], life_cycles: vec[i64], first_generation: i64, num_chunks: i64) -> None:
+    def __init__(
+        self,
+        nodes: vec[i64],
+        slots: vec[i64],
+        pages: vec[i64],
+        first_page: i64,
+        num_life_cycles: i64,
+        first_generation: i64,
+        num_chunks: i64,
+    ) -> None:
         self.nodes = nodes
         self.slots = slots
-        self.life_cycles = life_cycles
+        self._pages = pages
+        self._first_page = first_page
+        self._num_life_cycles = num_life_cycles
         self.first_generation = first_generation
         self._num_chunks = num_chunks
         self._positions = {}
         self._num_left = vec[i64]()
         self._has_failed = set()
+
+    def life_cycle(self, position: i64) -> i64:
+        return (self._pages[position] - self._first_page) % self._num_life_cycles
 
     def count_chunk(self, slot: i64, has_failed: bool) -> i64:
         """One chunk of that slot is done. The page's position if that was the last one, and all were written; else NO_POSITION."""

@@ -61,7 +61,7 @@ def record_written(shared: SharedState) -> None:
                 slot = storage.copies.slot_of(page)
             else:
                 continue
-            node = shared.tree.durable_node(page)
+            node = shared.tree.durable_nodes(vec[i64]([page]))[0]
             if node > 0:
                 durable.record_page(pool_group, slot, node, life_cycle)
 

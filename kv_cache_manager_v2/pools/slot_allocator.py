@@ -211,6 +211,11 @@ class SlotAllocator:
         self.num_aside += 1
         self.num_free += 1
 
+    def set_many_aside(self, count: i64) -> None:
+        """`set_aside` for so many slots."""
+        self.num_aside += count
+        self.num_free += count
+
     def take_aside(self, slot: i64) -> None:
         """It is in use again, as it is."""
         self.num_aside -= 1

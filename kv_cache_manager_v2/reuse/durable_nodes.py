@@ -6,13 +6,15 @@ scopes with a ``lora_id`` get none: the id of an adapter names nothing in anothe
 
 from typing import Final, final
 
+from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..durable.durable_level import DurableLevel
 from ..durable.record_format import MIXED, PACKED, encode_mixed, encode_root
 from ..storage.page_rows import PageRows, WordColumn
 from .block import Block
-from .block_tokens import key_of
+from .block_pool import BlockPool
+from .block_tokens import count_key_bytes, key_of
 from .digest_table import DigestTable
 from .reuse_scope import ReuseScope
 from .token_packing import has_digest, unpack_tokens
@@ -69,6 +71,28 @@ class DurableNodes:
         nodes = self._of_blocks.words
         nodes[self._rows.block_number(block.first_page)] = NO_NODE
 
+    def record_all(self, pages: vec[i64], pool: BlockPool, scopes: dict[int, ReuseScope]) -> vec[i64]:
+        """`record` the block of each page; NO_NODE for pages of blocks that are not in the tree."""
+        rows = self._rows
+        of_blocks = self._of_blocks.words
+        nodes = vec[i64](capacity=len(pages))
+        for page in pages:
+            number = rows.block_number(page)
+            node = of_blocks[number]
+            if node == NO_NODE:
+                block = pool.block_of_page(page)
+                parent = block.parent
+                if parent is not None:
+                    # Parents are written first, so that most have a number.
+                    above = of_blocks[rows.block_number(parent.first_page)] if parent.first_page >= 0 else NO_NODE
+                    if above > NO_NODE:
+                        node = self._record_block(block, above)
+                        of_blocks[number] = node
+                    else:
+                        node = self.record(block, scopes)
+            nodes = append(nodes, NO_NODE if node == NOT_KEPT else node)
+        return nodes
+
     def record(self, block: Block, scopes: dict[int, ReuseScope]) -> i64:
         """The number of a block in the tree, recorded now if it was not yet; NO_NODE if it is not kept."""
         node = self.find(block)
@@ -98,11 +122,15 @@ class DurableNodes:
 
     def _record_block(self, block: Block, parent: i64) -> i64:
         node = self._take_number()
-        key = key_of(block, self._block_bytes)
-        if has_digest(key):
-            self._level.record_node(node, parent, encode_mixed(unpack_tokens(key, self._digests)), MIXED)
-        else:
-            self._level.record_node(node, parent, key, PACKED)
+        tokens = block.tokens
+        if len(self._digests) > 0:
+            key = key_of(block, self._block_bytes)
+            if has_digest(key):
+                mixed = encode_mixed(unpack_tokens(key, self._digests))
+                self._level.record_node(node, parent, mixed, 0, len(mixed), MIXED)
+                return node
+        # The thread that writes the index cuts the block's tokens out of those of several.
+        self._level.record_node(node, parent, tokens, block.tokens_begin, count_key_bytes(block, self._block_bytes), PACKED)
         return node
 
     def _take_number(self) -> i64:

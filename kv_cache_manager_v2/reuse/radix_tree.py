@@ -318,9 +318,9 @@ class RadixTree(PageOwner):
     def is_published(self, page: i64) -> bool:
         return self.pool.block_of_page(page).parent is not None
 
-    def durable_node(self, page: i64) -> i64:
-        block = self.pool.block_of_page(page)
-        return NO_NODE if self.nodes is None or block.parent is None else self.nodes.record(block, self._scopes)
+    def durable_nodes(self, pages: vec[i64]) -> vec[i64]:
+        nodes = self.nodes
+        return vec[i64]([NO_NODE] * len(pages)) if nodes is None else nodes.record_all(pages, self.pool, self._scopes)
 
     def find_page_below(self, page: i64, level: i64) -> i64:
         block = self.pool.block_of_page(page)

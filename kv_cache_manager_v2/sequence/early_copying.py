@@ -4,6 +4,8 @@ several at once."""
 from librt.vecs import append, vec
 from mypy_extensions import i64
 
+from ..storage.early_copies import EarlyCopies
+from ..storage.page_rows import NO_PAGE
 from .sequence_state import SequenceState
 
 
@@ -13,21 +15,45 @@ def offload_published(state: SequenceState, first_block: i64) -> None:
     early = shared.early_copies
     if early is None:
         return
-    pages = vec[i64]()
     end = state.num_published + 1 if state.tail_is_shared else state.num_published
-    for ordinal in range(first_block, end):
-        first_page = state.blocks[ordinal].first_page
-        for life_cycle in range(shared.num_life_cycles):
-            pages = append(pages, first_page + life_cycle)
+    snapshot_page: i64 = NO_PAGE
     if shared.has_state and state.tail.count > 0 and not state.tail_is_shared:
         snapshot = shared.tree.find_child(state.path_end, state.tail.packed())
         if snapshot is not None:
-            pages = append(pages, snapshot.first_page + shared.state_life_cycle)
-    if len(pages) > 0:
-        shared.guard.begin_change()
-        if shared.storage.durable is None:
-            early.offload_copies(pages)
-        else:
-            early.put_off(pages)
-            early.touch_copies(pages)
-        shared.guard.end_change()
+            snapshot_page = snapshot.first_page + shared.state_life_cycle
+    if first_block >= end and snapshot_page == NO_PAGE:
+        return
+    shared.guard.begin_change()
+    if shared.storage.durable is None:
+        early.offload_copies(_list_pages(state, first_block, end, snapshot_page))
+    else:
+        _put_off(state, early, first_block, end, snapshot_page)
+    shared.guard.end_change()
+
+
+def _list_pages(state: SequenceState, first_block: i64, end: i64, snapshot_page: i64) -> vec[i64]:
+    pages = vec[i64]()
+    for ordinal in range(first_block, end):
+        first_page = state.blocks[ordinal].first_page
+        for life_cycle in range(state.shared.num_life_cycles):
+            pages = append(pages, first_page + life_cycle)
+    return pages if snapshot_page == NO_PAGE else append(pages, snapshot_page)
+
+
+def _put_off(state: SequenceState, early: EarlyCopies, first_block: i64, end: i64, snapshot_page: i64) -> None:
+    """Have the pages copied later, and renew the copies that there are from the end on: the leaf's are released first."""
+    num_life_cycles = state.shared.num_life_cycles
+    copies = state.shared.storage.copies
+    blocks = state.blocks
+    num_copies: i64 = 0
+    for ordinal in range(first_block, end):
+        num_copies += early.put_off_block(blocks[ordinal].first_page, num_life_cycles)
+    if snapshot_page != NO_PAGE:
+        early.put_off(snapshot_page)
+    if not early.offload_if_many() and num_copies == 0 and snapshot_page == NO_PAGE:
+        return
+    if snapshot_page != NO_PAGE:
+        copies.touch(snapshot_page)
+    while end > first_block:
+        end -= 1
+        copies.touch_block(blocks[end].first_page, num_life_cycles)

@@ -15,6 +15,7 @@ of the page never wait for a copy of it.
 
 from typing import Final, final
 
+from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..device.stream_order import NO_POINT, StreamOrder, timeline_of_point
@@ -51,6 +52,17 @@ class _Lines:
         links[last] = ((links[last] >> 32) << 32) | node
         links[ring] = (links[ring] & LOW_MASK) | (node << 32)
 
+    def add_all(self, ring: i64, pages: vec[i64]) -> None:
+        """`add` each, in order."""
+        links = self._links.words
+        last = links[ring] >> 32
+        for page in pages:
+            node = page + self._num_rings
+            links[node] = ring | (last << 32)
+            links[last] = ((links[last] >> 32) << 32) | node
+            last = node
+        links[ring] = (links[ring] & LOW_MASK) | (last << 32)
+
     def remove(self, page: i64) -> None:
         links = self._links.words
         both = links[page + self._num_rings]
@@ -58,6 +70,22 @@ class _Lines:
         before = both >> 32
         links[before] = ((links[before] >> 32) << 32) | after
         links[after] = (links[after] & LOW_MASK) | (before << 32)
+
+    def renew(self, ring: i64, page: i64) -> None:
+        """`remove` and `add` again."""
+        links = self._links.words
+        node = page + self._num_rings
+        last = links[ring] >> 32
+        if last == node:
+            return
+        both = links[node]
+        after = both & LOW_MASK
+        before = both >> 32
+        links[before] = ((links[before] >> 32) << 32) | after
+        links[after] = (links[after] & LOW_MASK) | (before << 32)
+        links[node] = ring | (last << 32)
+        links[last] = ((links[last] >> 32) << 32) | node
+        links[ring] = (links[ring] & LOW_MASK) | (node << 32)
 
     def oldest(self, ring: i64) -> i64:
         """NO_PAGE where there is none."""
@@ -128,6 +156,21 @@ class CleanCopies:
         self._allocators[index].set_aside(slot)
         self.num_copies += 1
 
+    def keep_all(self, pages: vec[i64], index: i64, slots: vec[i64], read_point: i64) -> None:
+        """`keep` each of the pages, in order; none of them has a copy."""
+        lines = self._lines
+        assert lines is not None, "copies are kept, and there is one level"
+        lines.add_all(index, pages)
+        places = self._places.words
+        read_points = self._read_points.words
+        position: i64 = 0
+        for page in pages:
+            places[page] = slots[position] | (index << 32)
+            read_points[page] = read_point
+            position += 1
+        self._allocators[index].set_many_aside(position)
+        self.num_copies += position
+
     def read_point(self, page: i64) -> i64:
         """NO_POINT where the slot that the page lies in waits for nothing more."""
         return self._read_points.words[page]
@@ -142,10 +185,19 @@ class CleanCopies:
 
     def touch(self, page: i64) -> None:
         """Its copy, if it has one, is the newest of its pool: the last one to be released."""
+        self.touch_block(page, 1)
+
+    def touch_block(self, first_page: i64, num_life_cycles: i64) -> None:
+        """`touch` the pages of a block, the last one first."""
         lines = self._lines
-        if self.has_copy(page) and lines is not None:
-            lines.remove(page)
-            lines.add(self._places.words[page] >> 32, page)
+        if lines is not None:
+            places = self._places.words
+            page = first_page + num_life_cycles
+            while page > first_page:
+                page -= 1
+                place = places[page]
+                if place != _NO_COPY:
+                    lines.renew(place >> 32, page)
 
     def take(self, page: i64) -> i64:
         """The page goes to its copy: the slot is in use again. The caller sees to the read point."""

@@ -17,8 +17,8 @@ from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.errors import PageMoveError
-from ..base.growing_arrays import reserve_words
 from ..events.removal_cause import CAPACITY
+from .page_rows import NO_PAGE, PLACE, ROW_WORDS, WordColumn, level_of_place, priority_of_place
 from .page_storage import PageStorage
 from .slot_reclaimer import SlotReclaimer
 
@@ -31,7 +31,7 @@ _logger = logging.getLogger("kv_cache_manager_v2")
 @final
 @mypyc_attr(native_class=True)
 class EarlyCopies:
-    __slots__ = ("_storage", "_room", "_min_offload_priority", "_target", "_put_off")
+    __slots__ = ("_storage", "_room", "_min_offload_priority", "_target", "_put_off", "_is_put_off")
 
     _storage: Final[PageStorage]
     _room: Final[SlotReclaimer]
@@ -41,13 +41,17 @@ class EarlyCopies:
     """The level that gets the copies."""
     _put_off: vec[i64]
     """Pages to be copied, in the order in which they were published; since then a row may have become another page's."""
+    _is_put_off: Final[WordColumn]
+    """By page: 1 for those. Has entries where the target is durable."""
 
     def __init__(self, storage: PageStorage, room: SlotReclaimer, min_offload_priority: i64) -> None:
         self._storage = storage
         self._room = room
         self._min_offload_priority = min_offload_priority
-        self._target = 1 if storage.durable is None or storage.durable.is_read_only else storage.durable.index
+        is_durable = storage.durable is not None and not storage.durable.is_read_only
+        self._target = storage.durable.index if storage.durable is not None and is_durable else 1
         self._put_off = vec[i64]()
+        self._is_put_off = storage.rows.add_words(0) if is_durable else WordColumn(0)
 
     def offload_copies(self, pages: vec[i64]) -> None:
         """Copy those of the published pages that lie above the level of copies and have none; never fails for want of room."""
@@ -64,27 +68,32 @@ class EarlyCopies:
                     except PageMoveError as error:
                         _logger.warning("%s; these pages are written when they have to go", str(error))
 
-    def put_off(self, pages: vec[i64]) -> None:
-        """`offload_copies`, later: once there are enough."""
-        rows = self._storage.rows
-        copies = self._storage.copies
-        for page in pages:
-            if (
-                rows.has_page(page)
-                and rows.level(page) < self._target
-                and not copies.has_copy(page)
-                and not self._is_put_off(page)
-            ):
-                self._put_off = append(self._put_off, page)
-        if len(self._put_off) >= MOST_PUT_OFF:
-            self.offload_put_off()
+    def put_off(self, page: i64) -> None:
+        """`offload_copies`, later: with `offload_if_many`."""
+        self.put_off_block(page, 1)
 
-    def _is_put_off(self, page: i64) -> bool:
-        # There are few: to look at them all costs less than a set.
-        for known in self._put_off:
-            if known == page:
-                return True
-        return False
+    def put_off_block(self, first_page: i64, num_life_cycles: i64) -> i64:
+        """`put_off` the pages of a block; returns how many have a copy already."""
+        words = self._storage.rows.words
+        copies = self._storage.copies
+        is_put_off = self._is_put_off.words
+        num_copies: i64 = 0
+        for page in range(first_page, first_page + num_life_cycles):
+            if copies.has_copy(page):
+                num_copies += 1
+            elif is_put_off[page] == 0:
+                place = words[page * ROW_WORDS + PLACE]
+                if place != NO_PAGE and level_of_place(place) < self._target:
+                    is_put_off[page] = 1
+                    self._put_off = append(self._put_off, page)
+        return num_copies
+
+    def offload_if_many(self) -> bool:
+        """Whether some were many enough to be copied now."""
+        if len(self._put_off) < MOST_PUT_OFF:
+            return False
+        self.offload_put_off()
+        return True
 
     def offload_if_idle(self) -> None:
         """Where no page is in use, there may be no call for a long time."""
@@ -98,32 +107,29 @@ class EarlyCopies:
         """What was put off is copied now."""
         owner = self._storage.owner()
         rows = self._storage.rows
-        pages = vec[i64]()
+        is_put_off = self._is_put_off.words
+        pages = vec[i64](capacity=len(self._put_off))
         for page in self._put_off:
+            is_put_off[page] = 0
             if rows.has_page(page) and owner.is_published(page):
                 pages = append(pages, page)
         # Empty first: reclaiming slots may drop pages, and a copy that is refused is not tried again.
         self._put_off = vec[i64]()
         self.offload_copies(pages)
 
-    def touch_copies(self, pages: vec[i64]) -> None:
-        """The pages of a path, from its first block on, were used: of their copies the leaf's are released first."""
-        position = len(pages) - 1
-        while position >= 0:
-            self._storage.copies.touch(pages[position])
-            position -= 1
-
     def _choose(self, pages: vec[i64], level: i64, pool_group: i64) -> vec[i64]:
         storage = self._storage
-        rows = storage.rows
+        words = storage.rows.words
         none_is_lost = storage.reads.is_idle
-        chosen = reserve_words(vec[i64](), len(pages))
+        is_only_group = storage.num_pool_groups == 1
+        chosen = vec[i64](capacity=len(pages))
         for page in pages:
+            place = words[page * ROW_WORDS + PLACE]
             if (
-                rows.has_page(page)
-                and rows.level(page) == level
-                and storage.pool_group_of_page(page) == pool_group
-                and rows.priority(page) >= self._min_offload_priority
+                place != NO_PAGE
+                and level_of_place(place) == level
+                and (is_only_group or storage.pool_group_of_page(page) == pool_group)
+                and priority_of_place(place) >= self._min_offload_priority
                 and not storage.copies.has_copy(page)
                 and (none_is_lost or int(page) not in storage.reads.lost)
             ):
@@ -150,15 +156,15 @@ class EarlyCopies:
         if count <= 0:
             return
         moves = self._room.moves
-        moves.begin(count)
+        moves.begin()
         try:
-            for position in range(count):
-                moves.add(wanted[position], index)
+            moves.add_all(wanted[:count], index)
             point = moves.enqueue(pool_group, level, self._target)
         except BaseException:
             moves.undo(level, pool_group, self._target)
             raise
         storage.counters.record_copied(level, self._target, pool_group, count)
-        for position in range(count):
-            allocator.ready[moves.targets[position]] = point
-            storage.copies.keep(moves.pages[position], index, moves.targets[position], point)
+        ready = allocator.ready
+        for slot in moves.targets:
+            ready[slot] = point
+        storage.copies.keep_all(moves.pages, index, moves.targets, point)

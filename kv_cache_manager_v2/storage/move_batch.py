@@ -12,13 +12,13 @@ from typing import Final, final
 from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
-from ..base.growing_arrays import reserve_words
 from ..base.ids import CacheTier
 from ..device.stream_order import NO_POINT, StreamOrder
 from ..durable.durable_level import DurableLevel
 from ..stats.page_counters import PageCounters
 from .page_mover import PageMover, describe_lost_copies
 from .page_removal import is_published, place_page
+from .page_rows import LOW_MASK, PLACE, ROW_WORDS
 from .page_storage import PageStorage
 
 _PAGES_PER_WEIGHTS: Final = 4096
@@ -48,9 +48,9 @@ class MoveBatch:
 
     def begin(self, count: i64 = 0) -> None:
         """``count``: so many calls of `add` take no memory."""
-        self.sources = reserve_words(self.sources[:0], count)
-        self.targets = reserve_words(self.targets[:0], count)
-        self.pages = reserve_words(self.pages[:0], count)
+        self.sources = vec[i64](capacity=count)
+        self.targets = vec[i64](capacity=count)
+        self.pages = vec[i64](capacity=count)
 
     def add(self, page: i64, target_index: i64) -> None:
         """Take a slot for a page that is in no queue; the target level has one free."""
@@ -61,6 +61,18 @@ class MoveBatch:
         self.pages = append(self.pages, page)
         self.sources = append(self.sources, storage.rows.slot(page))
         self.targets = append(self.targets, slot)
+
+    def add_all(self, pages: vec[i64], target_index: i64) -> None:
+        """`add` each of the pages, the first ones of the batch; so many slots of the target level are free and hold no copy."""
+        storage = self._storage
+        count: i64 = len(pages)
+        words = storage.rows.words
+        sources = vec[i64](capacity=count)
+        for page in pages:
+            sources = append(sources, words[page * ROW_WORDS + PLACE] & LOW_MASK)
+        self.pages = pages
+        self.sources = sources
+        self.targets = storage.allocators[target_index].allocate_many(count)
 
     def enqueue(self, pool_group: i64, source_level: i64, target_level: i64) -> i64:
         """Have all of them copied; returns the point after that. Whatever it raises, the caller must `undo`."""
@@ -140,20 +152,14 @@ def _announce_pages(
     """These pages are about to be written to those slots. Pages that are private, or whose own bytes a disk may have failed to read,
     are not recorded."""
     rows = storage.rows
-    owner = storage.owner()
     # Also for pages that are not recorded: which ones are is no decision.
     generation = durable.take_generations(count)
     if storage.learns and generation // _PAGES_PER_WEIGHTS != (generation + count) // _PAGES_PER_WEIGHTS:
         durable.record_weights(storage.learning.model.to_bytes())
-    nodes = reserve_words(vec[i64](), count)
-    life_cycles = reserve_words(vec[i64](), count)
-    reads_are_idle = storage.reads.is_idle
-    for position in range(count):
-        page = pages[position]
-        if reads_are_idle or not storage.reads.knows(int(page)):
-            nodes = append(nodes, owner.durable_node(page))
-        else:
-            nodes = append(nodes, 0)
-        life_cycles = append(life_cycles, (page - rows.first_page_of_blocks) % rows.num_life_cycles)
-    # The batch's own array goes on to the next batch, and the workers read this one later.
-    durable.announce(pool_group, nodes, slots[:count], life_cycles, generation)
+    nodes = storage.owner().durable_nodes(pages)
+    if not storage.reads.is_idle:
+        for position in range(count):
+            if storage.reads.knows(int(pages[position])):
+                nodes[position] = 0
+    # The next batch begins with new arrays, so that the workers may read these later.
+    durable.announce(pool_group, nodes, slots, pages, rows.first_page_of_blocks, rows.num_life_cycles, generation)

@@ -77,9 +77,8 @@ class PageMover:
         timeline = self.timeline(source_level, target_level)
         source = self._pool_groups[source_level * self._num_pool_groups + pool_group]
         target = self._pool_groups[target_level * self._num_pool_groups + pool_group]
-        for position in range(count):
-            self._order.wait(timeline, source.allocator.ready[sources[position]])
-            self._order.wait(timeline, target.allocator.ready[targets[position]])
+        self._order.wait_all(timeline, source.allocator.ready, sources, count)
+        self._order.wait_all(timeline, target.allocator.ready, targets, count)
         stream = self._order.stream_of(timeline)
         times = self._times if source_level != target_level else None
         timer = NO_TIMER if times is None else times.start(stream, source_level, target_level)
@@ -87,11 +86,9 @@ class PageMover:
             for pool in range(len(source.slot_bytes)):
                 num_bytes = source.slot_bytes[pool]
                 batch = CopyBatch(target.tier, source.tier, num_bytes)
-                for position in range(count):
-                    batch.add(
-                        target.base_addresses[pool] + targets[position] * num_bytes,
-                        source.base_addresses[pool] + sources[position] * num_bytes,
-                    )
+                batch.dst_addresses = _list_addresses(target.base_addresses[pool], targets, num_bytes, count)
+                batch.src_addresses = _list_addresses(source.base_addresses[pool], sources, num_bytes, count)
+                batch.count = count
                 self._device.copy_batch(stream, batch)
         except Exception as error:
             if times is not None and timer != NO_TIMER:
@@ -170,6 +167,13 @@ class PageMover:
         while len(self._streams) > 0:
             self._device.destroy_stream(self._streams.pop())
         self._bounce.close()
+
+
+def _list_addresses(base: i64, slots: vec[i64], num_bytes: i64, count: i64) -> vec[i64]:
+    addresses = slots[:count]
+    for position in range(count):
+        addresses[position] = base + addresses[position] * num_bytes
+    return addresses
 
 
 def describe_lost_copies(error: Exception) -> AssertionError:

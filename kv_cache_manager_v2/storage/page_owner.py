@@ -20,9 +20,9 @@ class PageOwner(ContentKeys):
         """Whether the page's block is in the tree, so that its bytes never change."""
 
     @abstractmethod
-    def durable_node(self, page: i64) -> i64:
-        """The number of the page's block in the index of the durable level, where it is recorded by now; 0 for pages that are not
-        to be found by another process."""
+    def durable_nodes(self, pages: vec[i64]) -> vec[i64]:
+        """By position: the number of the page's block in the index of the durable level, where it is recorded by now; 0 for pages that are
+        not to be found by another process."""
 
     @abstractmethod
     def find_page_below(self, page: i64, level: i64) -> i64:

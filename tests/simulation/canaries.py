@@ -401,14 +401,14 @@ CANARIES = (
         "page is copied down before it is written",
         "storage/page_mover.py",
         "PageMover.move",
-        "self._order.wait(timeline, source.allocator.ready[sources[position]])",
+        "self._order.wait_all(timeline, source.allocator.ready, sources, count)",
         "pass",
     ),
     Canary(
         "page is copied over one that is still read",
         "storage/page_mover.py",
         "PageMover.move",
-        "self._order.wait(timeline, target.allocator.ready[targets[position]])",
+        "self._order.wait_all(timeline, target.allocator.ready, targets, count)",
         "pass",
     ),
     Canary(
@@ -589,8 +589,8 @@ CANARIES = (
         "an early copy is taken to be written at once",
         "storage/early_copies.py",
         "EarlyCopies._write_group",
-        "allocator.ready[moves.targets[position]] = point",
-        "allocator.ready[moves.targets[position]] = 0",
+        "ready[slot] = point",
+        "ready[slot] = 0",
     ),
     Canary(
         "accepted nodes of a tree stay where they were",

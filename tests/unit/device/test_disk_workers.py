@@ -13,11 +13,15 @@ from pathlib import Path
 import pytest
 
 from kv_cache_manager_v2.base.errors import LogicError
+from kv_cache_manager_v2.base.ids import CacheTier
 from kv_cache_manager_v2.device.disk_extent import DiskExtent
 from kv_cache_manager_v2.device.disk_file import DiskFile
 from kv_cache_manager_v2.device.disk_job import DiskJob
+from kv_cache_manager_v2.device.disk_plan import plan_job
+from kv_cache_manager_v2.device.disk_ranges import DiskRanges
 from kv_cache_manager_v2.device.disk_workers import DiskWorkers
 from kv_cache_manager_v2.device.job_gate import JobGate
+from kv_cache_manager_v2.device.port import CopyBatch
 
 from .fake_files import FakeFiles
 
@@ -105,6 +109,43 @@ def test_a_write_whose_gate_fails_is_lost_and_said_to_be(bench: Bench) -> None:
     bench.workers.start(read, [])
     bench.workers.wait(read)
     assert read.read_error is None and bench.in_memory(1) == 7
+
+
+class Unplannable(FakeFiles):
+    """Files of which no transfer can be planned that is not aligned."""
+
+    def become_buffered(self, file: int) -> None:
+        raise MemoryError("no memory for the plan")
+
+
+def test_what_cannot_be_planned_is_lost_and_said_to_be(caplog: pytest.LogCaptureFixture) -> None:
+    """Workers plan what they move: the thread goes on, the caller gets the reason, and what the disk had before is not served."""
+    ranges = DiskRanges(Unplannable(), PAGE)
+    address = ranges.reserve("/nowhere", 8 * PAGE)
+    ranges.map(address, 8 * PAGE)
+    buffer = ctypes.create_string_buffer(3 * PAGE)
+    memory = (ctypes.addressof(buffer) + PAGE - 1) // PAGE * PAGE
+    workers = DiskWorkers(1)
+
+    def run(dst_tier: CacheTier, src_tier: CacheTier, dst: int, src: int) -> DiskJob:
+        batch = CopyBatch(dst_tier, src_tier, 512)
+        batch.add(dst, src)
+        job = plan_job(batch, ranges)
+        workers.start(job, [])
+        workers.wait(job)
+        job.record_failed_writes()
+        return job
+
+    read = run(CacheTier.HOST_MEM, CacheTier.DISK, memory, address + 512)
+    assert read.read_error is not None and "no memory for the plan" in str(read.read_error)
+    assert len(workers.take_failed_reads()) == 1 and ranges.failure_of(address) is None
+    write = run(CacheTier.DISK, CacheTier.HOST_MEM, address + 512, memory)
+    assert write.read_error is None and workers.take_failed_reads() == []
+    assert "no memory for the plan" in str(ranges.failure_of(address)) and "these bytes are lost" in caplog.text
+    assert workers.transfers.rescued.has_lost(address + 512, 512) and not workers.transfers.rescued.has_lost(address, 512)
+    workers.close()
+    ranges.unmap(address, 8 * PAGE)
+    ranges.release(address, 8 * PAGE)
 
 
 def test_a_read_whose_gate_fails_is_a_failed_read(bench: Bench) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from librt.vecs import vec
+from mypy_extensions import i64
 
 from kv_cache_manager_v2 import CacheTier
 from kv_cache_manager_v2.device.port import HostKernel, MemoryAccess
@@ -68,6 +70,15 @@ class _Streams:
             self._order.wait(self._indices[one], point)
             self._device.launch(self._streams[one], _Touch(sorted(needed), False))
             self._after[one] |= needed
+        elif what == "wait_all" and self._points:
+            # The last points, the newest one first or last: as those of the slots of pages that go together.
+            waited = self._points[-(1 + other // 2) :]
+            slots = [int(slot) for slot in range(len(waited))]
+            slots = slots if other % 2 == 0 else slots[::-1]
+            self._order.wait_all(self._indices[one], vec[i64]([point for point, _ in waited]), vec[i64](slots), len(slots))
+            needed = frozenset[int]().union(*[bytes_before for _, bytes_before in waited])
+            self._device.launch(self._streams[one], _Touch(sorted(needed), False))
+            self._after[one] |= needed
         elif what == "advance" and self._points:
             point, needed = self._points[other % len(self._points)]
             stream, mark, marked = self._marks[one % len(self._marks)]
@@ -79,6 +90,7 @@ _steps = st.one_of(
     st.tuples(st.just("work"), _stream, st.just(0)),
     st.tuples(st.just("mark"), _stream, st.just(0)),
     st.tuples(st.just("wait"), _stream, st.integers(0, 20)),
+    st.tuples(st.just("wait_all"), _stream, st.integers(0, 9)),
     st.tuples(st.just("advance"), st.integers(0, 20), st.integers(0, 20)),
 )
 _steps_and_refusals = st.one_of(_steps, st.tuples(st.just("refuse"), _stream, st.integers(0, 5)))

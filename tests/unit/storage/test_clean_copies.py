@@ -2,6 +2,7 @@
 
 import random
 
+from librt.vecs import vec
 from mypy_extensions import i64
 
 from kv_cache_manager_v2 import HostDevice
@@ -56,6 +57,12 @@ def test_copies_come_and_go_at_random() -> None:
                 slot = cellar.keep(page)
                 expected.pop(page, None)
                 expected[page] = slot
+            elif kind < 0.45:
+                fresh = [other for other in choices.sample(cellar.pages, 4) if other not in expected]
+                fresh = fresh[: int(allocator.num_free - allocator.num_aside)]
+                slots = allocator.allocate_many(len(fresh))
+                cellar.copies.keep_all(vec[i64](fresh), 1, slots, 0)
+                expected.update(zip(fresh, [int(slot) for slot in slots], strict=True))
             elif kind < 0.55 and page in expected:
                 assert cellar.copies.has_copy(page) and cellar.copies.has_copy_at(page, 1)
                 assert cellar.copies.take(page) == expected[page]
