@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from typing import Final, final
 
+from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..stats.page_counters import PageCounters
