@@ -92,7 +92,7 @@ class _BatchPlan(JobPlan):
         error = target.make_error(f"{num_bytes} bytes were never written", batch.dst_addresses[0], num_bytes, True, reason)
         if target.failure is None:
             target.failure = error
-            _logger.error("%s; these bytes are lost", error)
+            _logger.error("%s; these bytes are %s", error, "lost")
         return error
 
 

@@ -84,13 +84,17 @@ class DurableNodes:
                 parent = block.parent
                 if parent is not None:
                     # Parents are written first, so that most have a number.
-                    above = of_blocks[rows.block_number(parent.first_page)] if parent.first_page >= 0 else NO_NODE
+                    above: i64 = NO_NODE
+                    if parent.first_page >= 0:
+                        above = of_blocks[rows.block_number(parent.first_page)]
                     if above > NO_NODE:
                         node = self._record_block(block, above)
                         of_blocks[number] = node
                     else:
                         node = self.record(block, scopes)
-            nodes = append(nodes, NO_NODE if node == NOT_KEPT else node)
+            if node == NOT_KEPT:
+                node = NO_NODE
+            nodes = append(nodes, node)
         return nodes
 
     def record(self, block: Block, scopes: dict[int, ReuseScope]) -> i64:
