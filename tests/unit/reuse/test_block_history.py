@@ -12,6 +12,7 @@ from kv_cache_manager_v2.reuse.block import Block
 from kv_cache_manager_v2.reuse.block_history import BlockHistory
 from kv_cache_manager_v2.reuse.prefix_hash import hash_block
 from kv_cache_manager_v2.reuse.removal_history import IS_HERE, NOT_KNOWN
+from kv_cache_manager_v2.stats.reuse_log import BELOW, KEY_SHIFT, KIND_MASK
 from kv_cache_manager_v2.stats.reuse_sampler import ReuseSampler
 from kv_cache_manager_v2.storage.page_rows import PageRows
 
@@ -99,3 +100,22 @@ def test_the_full_size_is_the_mean_of_what_was_there_when_room_was_made(as_path:
     assert history.compute_full_size() == (9 + 8 + 7) / 3
     history.forget_full_size()
     assert history.compute_full_size() == 0.0
+
+
+@pytest.mark.parametrize("as_path", [True, False])
+def test_each_sampled_block_is_below_the_one_before_it(as_path: bool) -> None:
+    """All blocks are sampled: each is told of by itself, and from the second one on with the block above it just before."""
+    history, rows = make_history(1, 1.0)
+    pages = [rows.add_block() for _ in range(5)]
+    packed = random.Random(5).randbytes(5 * 16)
+    if as_path:
+        history.record_published_run(ROOT, vec[i64](pages), memoryview(packed))
+    else:
+        for ordinal, above in enumerate([ROOT, *pages[:4]]):
+            history.record_published(above, pages[ordinal], packed[16 * ordinal : 16 * ordinal + 16])
+    assert history.sampler is not None
+    words = [int(word) for word in history.sampler.log.copy_words()]
+    assert [word & KIND_MASK == BELOW for word in words] == [False] + [True, False] * 4
+    keys = [word >> KEY_SHIFT for word in words]
+    published = [keys[0], *keys[2::2]]
+    assert len(set(published)) == 5 and keys[1::2] == published[:4]
