@@ -114,7 +114,7 @@ from .kernel_addresses import KernelAddresses
 from .kv_cache import KVCache
 from .level_sizes import LevelSizes
 from .memory_lease import MemoryLease
-from .open_sequences import OpenSequences
+from .open_sequences import InvariantChecker, OpenSequences
 from .open_storage import open_storage, plan_levels
 from .pool_view import PoolView, to_dtype
 from .prefix_hints import apply_hint, to_priority
@@ -236,6 +236,7 @@ class KVCacheManager(Handle):
             )
         bind_to_process(shared.guard)
         shared.guard.publisher = self._usage
+        shared.guard.checker = InvariantChecker(shared, self._open_sequences)
         self._is_released = False
         if storage.durable is not None:
             if storage.durable.is_read_only:
@@ -328,6 +329,7 @@ class KVCacheManager(Handle):
         self._is_open = False
         release_from_process(self._shared.guard)
         self._shared.guard.publisher = None
+        self._shared.guard.checker = None
         if self._shared.guard.is_foreign:
             self._is_released = True
             return

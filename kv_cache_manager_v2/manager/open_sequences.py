@@ -10,11 +10,13 @@ from typing import Final, final
 import rawref
 from mypy_extensions import mypyc_attr
 
+from ..introspect.invariants import check_invariants
 from ..sequence import commit as commit_steps
 from ..sequence import page_arrivals, residency
-from ..sequence.call_guard import Abandoned
+from ..sequence.call_guard import Abandoned, StateChecker
 from ..sequence.rewinding import reopen
 from ..sequence.sequence_state import CLOSED, SequenceState
+from ..sequence.shared_state import SharedState
 from ..sequence.usage_recorder import UsageRecorder, record_close
 
 
@@ -126,3 +128,21 @@ class AbandonedSequence(Abandoned):
     def close_abandoned(self) -> None:
         if self._state.status != CLOSED:
             self._open_sequences.close(self._state)
+
+
+@final
+@mypyc_attr(native_class=True)
+class InvariantChecker(StateChecker):
+    """All invariants of one manager."""
+
+    __slots__ = ("_shared", "_open_sequences")
+
+    _shared: Final[SharedState]
+    _open_sequences: Final[OpenSequences]
+
+    def __init__(self, shared: SharedState, open_sequences: OpenSequences) -> None:
+        self._shared = shared
+        self._open_sequences = open_sequences
+
+    def check(self) -> None:
+        check_invariants(self._shared, self._open_sequences.states())

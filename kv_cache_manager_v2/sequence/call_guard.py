@@ -6,8 +6,10 @@ looks it takes no lock, as two plain numbers say so, and CPython switches thread
 setting one. When an invariant fails inside a call the manager is
 *broken*: that call and every later one raises `CorruptedError` with the first reason. So it is when a call is interrupted in
 the middle of a change that cannot be undone (the device refuses an event, the user presses Ctrl-C): the interruption itself
-is raised, later calls are refused. An `AssertionError` that code of the user's raised (a callback, an argument's ``__index__``) is
-no invariant of ours, but an exception like others. Sequences whose handle was dropped without `close` wait here; the next call closes them.
+is raised, later calls are refused. Ctrl-C may come between any two lines, so all invariants are evaluated after it (`StateChecker`),
+also where no change had begun, and where undoing has failed with another error since. An `AssertionError` that code of the user's
+raised (a callback, an argument's ``__index__``) is no invariant of ours, but an exception like others. Sequences whose handle was
+dropped without `close` wait here; the next call closes them.
 
 Where kernels are plain code of the caller's thread, the end of a call waits for what it has made the streams of sequences wait for
 (`StreamOrder.settle`): the kernels may touch the pages at once.
@@ -70,17 +72,29 @@ class SnapshotPublisher(metaclass=ABCMeta):
     def publish(self) -> None: ...
 
 
+@mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
+class StateChecker(metaclass=ABCMeta):
+    """Evaluates all invariants after a call was interrupted; raises anything if one does not hold."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def check(self) -> None: ...
+
+
 @final
 @mypyc_attr(native_class=True)
 class CallGuard(ProcessBound):
     __slots__ = (
-        "is_foreign", "publisher", "order", "_attention", "_busy", "_changes", "_journal", "_reason", "_abandoned",
+        "is_foreign", "publisher", "checker", "order", "_attention", "_busy", "_changes", "_journal", "_reason", "_abandoned",
         "_process", "_readers", "_reader", "_is_read", "_is_entering", "_must_stay", "_asked",
     )  # fmt: skip
 
     is_foreign: bool
     """Whether this process is a fork of the manager's: it must leave the manager's memory and files alone."""
     publisher: SnapshotPublisher | None
+    checker: StateChecker | None
+    """None while the manager is made and shut down."""
     order: StreamOrder | None
     """None where streams hold the kernels back."""
 
@@ -122,6 +136,7 @@ class CallGuard(ProcessBound):
         self._must_stay = False
         self._asked = []
         self.publisher = None
+        self.checker = None
         self.order = None
 
     @property
@@ -205,10 +220,16 @@ class CallGuard(ProcessBound):
     def _leave_after(self, error: BaseException) -> None:
         """Apart from `__exit__`: compiled, the name of an exception class is looked up each time."""
         raised: BaseException = error
-        if isinstance(error, AssertionError):
+        interruption = _find_interruption(error)
+        if interruption is not None:
+            raised = interruption
+            self._record_interrupted(interruption, not isinstance(error, AssertionError))
+        elif isinstance(error, AssertionError):
             raised = self._fail(error)
         self._journal.discard()
         self._leave()
+        if interruption is not None and raised is not error:
+            raise raised
         if raised is not error:
             raise raised from error
 
@@ -236,8 +257,8 @@ class CallGuard(ProcessBound):
         if self._busy:
             # An interrupt at the very beginning of `__exit__` kept it from doing anything.
             self._journal.discard()
-            if self._changes.num_begun > 0:
-                self._record_interruption()
+            self._record_interrupted(None, True)
+            if self.is_broken:
                 self._busy = False
                 raise CorruptedError(f"the manager is broken: {self._reason}")
         if self._is_read:
@@ -252,8 +273,11 @@ class CallGuard(ProcessBound):
         except AssertionError as error:
             self._is_entering = False
             raise self._fail(error) from error
-        except BaseException:
+        except BaseException as error:
             self._is_entering = False
+            interruption = _find_interruption(error)
+            if interruption is not None:
+                self._record_interrupted(interruption, True)
             raise
         finally:
             if self._changes.num_begun > 0:
@@ -320,12 +344,28 @@ class CallGuard(ProcessBound):
         return waiting
 
     def _record_interruption(self) -> None:
+        self._break_by(f"{sys.exc_info()[1]!r}")
+
+    def _break_by(self, interruption: str) -> None:
         self._changes.num_begun = 0
         self._must_stay = True
         if self._reason is None:
-            error = sys.exc_info()[1]
-            self._reason = f"a call was interrupted in the middle of a change: {error!r}"
+            self._reason = f"a call was interrupted in the middle of a change: {interruption}"
             _logger.critical("kv_cache_manager_v2 is broken: %s", self._reason)
+
+    def _record_interrupted(self, interruption: BaseException | None, may_be_whole: bool) -> None:
+        """A call was interrupted. Unless everything is as it must be by now, the manager is broken."""
+        if self._reason is not None:
+            return
+        text = "KeyboardInterrupt()" if interruption is None else repr(interruption)
+        if not may_be_whole or self._changes.num_begun > 0:
+            self._break_by(text)
+        elif self.checker is not None:
+            try:
+                self.checker.check()
+            except BaseException as failed:
+                # Another interruption of the check, too: then nothing is known.
+                self._break_by(f"{text}; {failed}")
 
     def require_sound(self) -> None:
         """For calls that only look: a broken manager has nothing true to show."""
@@ -409,6 +449,22 @@ def _is_a_call_running() -> bool:
 
 def _module_of(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", ""))
+
+
+def _find_interruption(error: BaseException) -> BaseException | None:
+    """KeyboardInterrupt and what else is no `Exception`: the error itself, or what it has replaced while the call was being undone.
+
+    Not one that the caller's own code is handling: that one was raised further out.
+    """
+    found: BaseException | None = error
+    while found is not None:
+        if not isinstance(found, Exception):
+            raised_at = found.__traceback__
+            if found is error or (raised_at is not None and _module_of(raised_at.tb_frame).startswith(_PACKAGE)):
+                return found
+            return None
+        found = found.__context__
+    return None
 
 
 def _is_ours(error: AssertionError) -> bool:
