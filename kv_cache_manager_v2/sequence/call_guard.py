@@ -273,9 +273,9 @@ class CallGuard(ProcessBound):
         except AssertionError as error:
             self._is_entering = False
             raise self._fail(error) from error
-        except BaseException as error:
+        except BaseException as other:
             self._is_entering = False
-            interruption = _find_interruption(error)
+            interruption = _find_interruption(other)
             if interruption is not None:
                 self._record_interrupted(interruption, True)
             raise
