@@ -68,10 +68,14 @@ class Process:
     """A manager with its engine, from start to end. ``files``: None for the operating system's."""
 
     def __init__(
-        self, config: KVCacheManagerConfig, files: FilePort | None = None, event_manager: KVCacheEventManager | None = None
+        self,
+        config: KVCacheManagerConfig,
+        files: FilePort | None = None,
+        event_manager: KVCacheEventManager | None = None,
+        journal: str | None = None,
     ) -> None:
         self.device = HostDevice() if files is None else HostDevice(files=files)
-        self.manager = KVCacheManager(config, device=self.device, event_manager=event_manager)
+        self.manager = KVCacheManager(config, device=self.device, event_manager=event_manager, journal=journal)
         self.engine = FakeEngine(config, self.device)
         self.manager.check_invariants()
 

@@ -16,6 +16,7 @@ from typing import Final, final
 from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
+from ..base.errors import StorageIOError
 from ..device.slot_watch import SlotTicket, SlotWatch
 from .cache_folder import CacheFolder
 from .index_writer import PAGE_RECORD, RECORD, IndexWriter
@@ -243,16 +244,27 @@ class DurableLevel:
             self._new_nodes = NodeBatch()
 
     def clear_scope(self, lora_id: int | None, salt: int | str | None) -> None:
-        """Nothing of that scope is to be found again. Returns once that is safe."""
+        """Nothing of that scope is to be found again. Returns once that is safe, or cannot be: see `require_recorded`."""
         self._queue_nodes()
         self.writer.put(RECORD, encode_clear_scope(lora_id, salt))
         self.writer.flush()
 
     def clear_all(self) -> None:
-        """Nothing is to be found again. Returns once that is safe."""
+        """Nothing is to be found again. Returns once that is safe, or cannot be: see `require_recorded`."""
         self._queue_nodes()
         self.writer.put(RECORD, encode_clear_all())
         self.writer.flush()
+
+    def require_recorded(self, call: str) -> None:
+        """`StorageIOError` unless what the call has had cleared is safe."""
+        if self.writer.failure != "":
+            raise StorageIOError(
+                f"{call}: it is forgotten in this process, but the next manager may find these tokens again: the index of the durable "
+                f"level in {self.folder.path} records nothing more since {self.writer.failure}. Shut this manager down and remove the "
+                f"level with kvcm cache rm {self.folder.path}, or make the call again after a restart",
+                self.folder.path,
+                is_write=True,
+            )
 
     def start(self, snapshot: IndexSnapshot) -> None:
         self.writer.start(snapshot)

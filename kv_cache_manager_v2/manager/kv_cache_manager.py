@@ -351,14 +351,22 @@ class KVCacheManager(Handle):
         self._is_released = True
 
     def clear_reusable_blocks(self) -> None:
-        """Forget everything that is kept for reuse. `LogicError` while sequences are open."""
+        """Forget everything that is kept for reuse. `LogicError` while sequences are open.
+
+        With a durable level it returns once that is safe on the disk. `StorageIOError` where the level's index records nothing more: all
+        is forgotten in this process, and the next manager may find it again.
+        """
+        durable = self._shared.storage.durable
         with self._shared.guard as journal:
             self._require_open()
             clear_all(self._shared, self._open_sequences, "clear_reusable_blocks")
             self._restored = None
-            if self._shared.storage.durable is not None:
-                self._shared.storage.durable.clear_all()
+            if durable is not None:
+                durable.clear_all()
             journal.record(CLEAR)
+        # After the call, which has done and recorded all that this process can do.
+        if durable is not None:
+            durable.require_recorded("clear_reusable_blocks")
 
     def invalidate_reuse_scope(self, reuse_scope: Given[ReuseScope | None] = None) -> None:
         """Forget everything that is kept for reuse in that scope: its adapter was loaded anew, say, or its tenant has left.
@@ -366,15 +374,21 @@ class KVCacheManager(Handle):
         Other scopes are left alone, with open sequences or without. Events and statistics say "scope_invalidated"; plans to drop
         published ends in the scope are void. `LogicError` while sequences of the scope, or leases on its pages, are open; then
         nothing has changed. A scope that has nothing is fine.
+
+        With a durable level it returns once that is safe on the disk. `StorageIOError` where the level's index records nothing more: the
+        scope is forgotten in this process, and the next manager may find it again.
         """
+        durable = self._shared.storage.durable
         with self._shared.guard as journal:
             self._require_open()
             scope = to_scope(reuse_scope)
             clear_scope(self._shared, self._open_sequences, scope)
             self._restored = None
-            if self._shared.storage.durable is not None:
-                self._shared.storage.durable.clear_scope(scope.lora_id, scope.salt)
+            if durable is not None:
+                durable.clear_scope(scope.lora_id, scope.salt)
             journal.invalidate(scope)
+        if durable is not None:
+            durable.require_recorded(f"invalidate_reuse_scope({scope!r})")
 
     def restored(self) -> list[bytes]:
         """The names of what a durable level has brought back, oldest first: of each page, and of what the policies had learned.

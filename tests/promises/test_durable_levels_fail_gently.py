@@ -17,8 +17,11 @@ import pytest
 from durable_models import PROMPTS, SLOT_BYTES, TOKENS_PER_BLOCK, Process, durable_config, next_process
 from lossy_files import LossyDisk, LossyFiles
 
-from kv_cache_manager_v2 import KVCacheManager, LoadFailed, LogicError, OutOfMemoryError, StorageIOError
+from kv_cache_manager_v2 import HostDevice, KVCacheManager, LoadFailed, LogicError, OutOfMemoryError, ReuseScope, StorageIOError
 from kv_cache_manager_v2.metrics.metric_samples import take_samples
+from kv_cache_manager_v2.testing.journal_rerun import rerun
+
+TENANT = ReuseScope(salt="tenant-7")
 
 
 def metric_of(process: Process, name: str) -> float:
@@ -201,6 +204,70 @@ def test_an_index_that_is_refused_costs_what_comes_now(tmp_path: object, caplog:
     again, _files = next_process(disk, config)
     assert again.manager.probe_reuse(None, PROMPTS[0]) == 32 and again.manager.probe_reuse(None, PROMPTS[1]) == 20
     assert metric_of(again, "kvcm_restored_pages") == 8
+    again.end()
+
+
+def _invalidate(manager: KVCacheManager) -> None:
+    manager.invalidate_reuse_scope(TENANT)
+
+
+def _clear(manager: KVCacheManager) -> None:
+    manager.clear_reusable_blocks()
+
+
+@pytest.mark.parametrize("forget", [_invalidate, _clear])
+@pytest.mark.parametrize("fails_before", [True, False], ids=["it has failed before", "it fails in this call"])
+def test_what_cannot_be_forgotten_on_the_disk_is_said(
+    forget: Callable[[KVCacheManager], None], fails_before: bool, tmp_path: Path
+) -> None:
+    """This process forgets, and serves on; the error says what the next one may find, and a call after a restart is enough."""
+    disk = LossyDisk()
+    config = durable_config(str(tmp_path))
+    process, files = next_process(disk, config)
+    process.run(PROMPTS[0], TENANT)
+    process.settle()
+    files.failing_writes = errno.EIO
+    if fails_before:
+        process.run(PROMPTS[1])
+        process.settle()
+        assert metric_of(process, "kvcm_durable_failed") == 1
+    for _time in range(2):
+        with pytest.raises(StorageIOError, match="next manager may find these tokens again") as failed:
+            forget(process.manager)
+    for words in ("records nothing more since OSError", str(tmp_path), "kvcm cache rm", "after a restart"):
+        assert words in str(failed.value)
+    assert failed.value.path.startswith(str(tmp_path)) and metric_of(process, "kvcm_durable_failed") == 1
+    assert process.manager.probe_reuse(TENANT, PROMPTS[0]) == 0
+    assert process.run(PROMPTS[0], TENANT) == 0
+    process.end()
+    again, _files = next_process(disk, config)
+    assert again.manager.probe_reuse(TENANT, PROMPTS[0]) == 32
+    forget(again.manager)
+    again.end()
+    last, _files = next_process(disk, config)
+    assert last.manager.probe_reuse(TENANT, PROMPTS[0]) == 0
+    last.end()
+
+
+def test_a_path_that_is_back_has_what_was_not_forgotten(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("a", "b")]
+    for path in paths:
+        path.mkdir()
+    config = durable_config(str(paths[0]), more_paths=[str(paths[1])], shares=(1, 1))
+    process = Process(config, journal=str(tmp_path / "journal"))
+    process.run(PROMPTS[0], TENANT)
+    process.settle()
+    paths[1].rename(tmp_path / "away")
+    process.run(PROMPTS[1])
+    process.settle()
+    with pytest.raises(StorageIOError, match="vanished while they were in use"):
+        process.manager.invalidate_reuse_scope(TENANT)
+    digest = process.manager.state_digest()
+    process.end()
+    assert rerun(tmp_path / "journal", HostDevice()).digest == digest, "the call is in the journal"
+    (tmp_path / "away").rename(paths[1])
+    again = Process(config)
+    assert again.manager.probe_reuse(TENANT, PROMPTS[0]) == 32
     again.end()
 
 

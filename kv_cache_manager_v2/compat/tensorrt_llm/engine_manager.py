@@ -128,7 +128,7 @@ class KVCacheManager(EngineQueries):
         unregister_manager(self._core._shared.guard)
 
     def clear_reusable_blocks(self) -> None:
-        """Forget everything that is kept for reuse. `LogicError` while sequences are open."""
+        """Forget everything that is kept for reuse, as `KVCacheManager.clear_reusable_blocks`."""
         self._core.clear_reusable_blocks()
 
     # -- sequences ----------------------------------------------------------------------------------------------------
