@@ -25,7 +25,7 @@ from ..device.checksum import hash_bytes
 from ..device.file_bytes import read_file, write_file
 from ..device.file_port import FilePort
 from .folder_lock import name_holder, take_lock
-from .folder_parts import PART_NAME, FolderParts, PathShares
+from .folder_parts import PART_NAME, FolderParts, PathShares, replace_file
 from .index_files import load_state, number_of
 from .index_state import IndexSnapshot, IndexState
 from .record_format import MAGIC, frame
@@ -165,6 +165,10 @@ class CacheFolder:
                 raise self._foreign("identity.json there does not say which parts it has, so what it has is unknown") from missing
             except ValueError as error:
                 raise self._foreign(str(error)) from error
+            moved = self.parts.note_paths(parts) if isinstance(parts, dict) else None
+            if moved is not None:
+                theirs["parts"] = moved
+                replace_file(self.files, self.path, IDENTITY_NAME, json.dumps(theirs, indent=1).encode())
             return
         if self.is_read_only:
             raise self._foreign("identity.json there is empty, so what it has is unknown")
@@ -177,17 +181,7 @@ class CacheFolder:
         if made is not None:
             ours["format"] = FORMAT_OF_PARTS
             ours["parts"] = made
-        new_path = path + ".new"
-        file = self.files.open_named(new_path, False)
-        try:
-            data = json.dumps(ours, indent=1).encode()
-            self.files.discard(file, 0, self.files.length(file), True)
-            write_file(self.files, file, data, 0)
-            self.files.sync(file)
-        finally:
-            self.files.close_file(file)
-        self.files.rename(new_path, path)
-        self.files.sync_folder(self.path)
+        replace_file(self.files, self.path, IDENTITY_NAME, json.dumps(ours, indent=1).encode())
 
     def _foreign(self, reason: str) -> ValueError:
         return ValueError(

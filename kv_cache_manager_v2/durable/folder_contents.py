@@ -5,6 +5,7 @@ For tools beside the managers. While a manager has the folder, what is read is t
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, final
 
@@ -53,18 +54,21 @@ class FolderContents:
     slot_bytes: Final[list[list[int]]]
     """By pool group, and pool."""
     part_folders: Final[list[str]]
-    """This folder, and those on the other paths as the level was made."""
+    """This folder, and those on the other paths, see `list_part_folders`."""
     _parts: Final[dict[str, Any]]
 
-    def __init__(self, files: FilePort, path: str) -> None:
-        """`ValueError` where it cannot be known what is there, `OSError` where it cannot be read."""
+    def __init__(self, files: FilePort, path: str, more_paths: Sequence[str] = ()) -> None:
+        """``more_paths``: where parts may be that have moved.
+
+        `ValueError` where it cannot be known what is there, `OSError` where it cannot be read.
+        """
         self.path = path
         described = _read_identity(files, path)
         self.identity = described[0]
         self.layout = described[1]
         self.slot_bytes = described[2]
         self._parts = described[3]
-        self.part_folders = list_part_folders(path, self._parts)
+        self.part_folders = list_part_folders(files, path, self._parts, more_paths)
         self.holder = find_holder(files, path)
         self.state = _load_present(files, path)
         self.file_bytes = sum([_count_file_bytes(files, folder) for folder in self.part_folders if os.path.isdir(folder)])
@@ -113,10 +117,19 @@ def read_parts(files: FilePort, path: str) -> dict[str, Any]:
     return _read_identity(files, path)[3]
 
 
-def list_part_folders(path: str, parts: dict[str, Any]) -> list[str]:
-    """The folder that has the index, and those on the other paths as the level was made."""
+def list_part_folders(files: FilePort, path: str, parts: dict[str, Any], more_paths: Sequence[str] = ()) -> list[str]:
+    """The folder that has the index, and those of the parts: where the last manager that wrote had them, or else in one of
+    ``more_paths``."""
     name = os.path.basename(os.path.normpath(path))
-    return [path, *[os.path.join(str(parent), name) for parent in parts.get("paths", [])[1:]]]
+    folders = [path, *[os.path.join(str(parent), name) for parent in parts.get("paths", [])[1:]]]
+    for number in range(1, len(folders)):
+        noted = folders[number]
+        for folder in (noted, *[os.path.join(other, name) for other in more_paths], *more_paths):
+            folders[number] = folder
+            if find_part_fault(files, folders, parts, number) == "":
+                break
+            folders[number] = noted
+    return folders
 
 
 def find_part_fault(files: FilePort, folders: list[str], parts: dict[str, Any], number: int) -> str:

@@ -5,7 +5,7 @@
 
 Shares are fixed when the folder is made, by how fast each path takes bytes then, unless they are given. Pages go to the parts by slot
 (`Stripe`), so paths that are missing, foreign or in another order would give other bytes: all of them are named and refused, and nothing is
-changed. A part is known by the number of its set, whatever its path is called now.
+changed. A part is known by the number of its set, whatever its path is called now; a manager that writes notes the present paths.
 """
 
 import json
@@ -94,11 +94,19 @@ class FolderParts:
         if len(self.shares) == 0:
             self.shares = measure_shares(self._files, self.folders)
         self._set = os.urandom(8).hex()
+        return self._write_parts()
+
+    def note_paths(self, recorded: dict[str, Any]) -> dict[str, Any] | None:
+        """After `join`: have the parts say where the level is now. What identity.json is to say then; None if it says so already."""
+        if self._is_read_only or len(self.folders) == 1 or recorded["paths"] == self._paths:
+            return None
+        return self._write_parts()
+
+    def _write_parts(self) -> dict[str, Any]:
         for number, folder in enumerate(self.folders):
             if number > 0:
                 part = {"set": self._set, "part": number, "paths": self._paths}
-                _write_small(self._files, os.path.join(folder, PART_NAME), json.dumps(part, indent=1).encode())
-                self._files.sync_folder(folder)
+                replace_file(self._files, folder, PART_NAME, json.dumps(part, indent=1).encode())
         return {"set": self._set, "paths": self._paths, "shares": self.shares, "unit_slots": self.unit_slots}
 
     def join(self, recorded: object) -> None:
@@ -200,11 +208,15 @@ def describe_part(part: dict[str, Any]) -> str:
     return f"it is part {part['part'] + 1} of a durable level on the paths {', '.join(part['paths'])}, whose index is in the first of them"
 
 
-def _write_small(files: FilePort, path: str, data: bytes) -> None:
-    file = files.open_named(path, False)
+def replace_file(files: FilePort, folder: str, name: str, data: bytes) -> None:
+    """Write a small file that is there as a whole, as it was or as it is now, whenever the process ends. Safe when it returns."""
+    new_path = os.path.join(folder, name + ".new")
+    file = files.open_named(new_path, False)
     try:
         files.discard(file, 0, files.length(file), True)
         write_file(files, file, data, 0)
         files.sync(file)
     finally:
         files.close_file(file)
+    files.rename(new_path, os.path.join(folder, name))
+    files.sync_folder(folder)

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from collections.abc import Sequence
 from typing import Final
 
 from ..base.errors import LogicError
@@ -17,8 +18,9 @@ from .record_format import encode_clear_scope
 _DATA_NAME: Final = re.compile(r"data-[0-9]+-[0-9]+")
 
 
-def remove_folder(files: FilePort, path: str) -> None:
-    """Remove the folder and all that a manager has put there. `LogicError` while a manager has it; `OSError` if some of it stays.
+def remove_folder(files: FilePort, path: str, more_paths: Sequence[str] = ()) -> None:
+    """Remove the folder, its parts that are found, and all that a manager has put there. ``more_paths``: where parts may be that have
+    moved. `LogicError` while a manager has it; `OSError` if some of it stays.
 
     Interrupted anywhere, what is left is an older or a smaller state, and nothing that was cleared is found again.
     """
@@ -33,7 +35,7 @@ def remove_folder(files: FilePort, path: str) -> None:
         # each from the oldest.
         index = sorted([name for name in names if number_of(name) >= 0], key=_removal_order)
         rest = [name for name in names if _DATA_NAME.fullmatch(name) is not None or name.endswith(".new")]
-        parts = _list_parts(files, path) if IDENTITY_NAME in names else []
+        parts = _list_parts(files, path, more_paths) if IDENTITY_NAME in names else []
         for name in index:
             files.remove(os.path.join(path, name))
         for part in parts:
@@ -46,13 +48,13 @@ def remove_folder(files: FilePort, path: str) -> None:
     files.remove_folder(path)
 
 
-def _list_parts(files: FilePort, path: str) -> list[str]:
-    """The other parts of the level whose index the folder has, as far as they are where they were made."""
+def _list_parts(files: FilePort, path: str, more_paths: Sequence[str]) -> list[str]:
+    """The other parts of the level whose index the folder has, as far as they are found."""
     try:
         parts = read_parts(files, path)
     except ValueError:
         return []
-    folders = list_part_folders(path, parts)
+    folders = list_part_folders(files, path, parts, more_paths)
     return [folders[number] for number in range(1, len(folders)) if find_part_fault(files, folders, parts, number) == ""]
 
 

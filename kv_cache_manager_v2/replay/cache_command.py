@@ -38,12 +38,16 @@ def add_cache_options(parser: argparse.ArgumentParser) -> None:
     removal.add_argument(
         "--salt", action="append", default=[], metavar="SALT", help="only reuse scopes with that salt; may be given several times"
     )
+    removal.add_argument("--incomplete", action="store_true", help="also a level of which parts are not found; these stay where they are")
     removal.add_argument("--yes", action="store_true", help="remove without a question")
 
 
 def _add_folder(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "folder", metavar="FOLDER", help="the path of a durable DiskCacheTierConfig, or one kvcm-... folder in it"
+    )
+    parser.add_argument(
+        "more_paths", metavar="PATH", nargs="*", help="where its further paths are now, if they have moved since a manager had the level"
     )
 
 
@@ -54,39 +58,51 @@ def run_cache_command(options: argparse.Namespace, answers: TextIO | None = None
     except ImportError as error:
         raise BadInputError(str(error)) from None
     folders = _find(options.folder)
+    more_paths: list[str] = options.more_paths
+    for path in more_paths:
+        _require_folder(path)
     if options.cache_action == "ls":
-        return _list(folders, options.json)
+        return _list(folders, more_paths, options.json)
     if options.cache_action == "verify":
-        return _verify(folders, options.json, options.quiet)
+        return _verify(folders, more_paths, options.json, options.quiet)
     return _remove(folders, options, sys.stdin if answers is None else answers)
 
 
-def _find(path: str) -> list[str]:
+def _require_folder(path: str) -> None:
     if not os.path.isdir(path):
         raise BadInputError(f"{path}: there is no such folder")
+
+
+def _find(path: str) -> list[str]:
+    _require_folder(path)
     folders = find_folders(ReadOnlyFiles(), path)
     if len(folders) == 0:
         raise BadInputError(f"{path}: there is no kvcm-... folder in it; give the path of a durable DiskCacheTierConfig")
     return folders
 
 
-def _read(path: str) -> FolderContents:
+def _read(path: str, more_paths: list[str]) -> FolderContents:
     try:
-        return FolderContents(ReadOnlyFiles(), path)
+        return FolderContents(ReadOnlyFiles(), path, more_paths)
     except ValueError as error:
         raise BadInputError(f"{path}: {error}") from None
+
+
+def _find_part_faults(contents: FolderContents) -> list[str]:
+    faults = [contents.find_part_fault(ReadOnlyFiles(), number) for number in range(len(contents.part_folders))]
+    return [fault for fault in faults if fault]
 
 
 # -- ls -------------------------------------------------------------------------------------------------------------------
 
 
-def _list(folders: list[str], as_json: bool) -> int:
+def _list(folders: list[str], more_paths: list[str], as_json: bool) -> int:
     """A folder that cannot be read is named, and the others are listed."""
     code = EXIT_OK
     figures: list[dict[str, Any]] = []
     for path in folders:
         try:
-            contents = _read(path)
+            contents = _read(path, more_paths)
         except BadInputError as error:
             sys.stderr.write(f"kvcm: {error}\n")
             code = EXIT_BAD_INPUT
@@ -121,8 +137,7 @@ def _describe(contents: FolderContents, scopes: list[ScopeFigures]) -> str:
         lines[1] += f"; in use by {contents.holder}"
     if len(contents.part_folders) > 1:
         lines.append(f"  on {len(contents.part_folders)} paths: {', '.join([os.path.dirname(folder) for folder in contents.part_folders])}")
-        faults = [contents.find_part_fault(ReadOnlyFiles(), number) for number in range(len(contents.part_folders))]
-        lines.extend([f"  {fault}" for fault in faults if fault])
+        lines.extend([f"  {fault}" for fault in _find_part_faults(contents)])
     if len(scopes) == 0:
         lines.append("  no pages")
     else:
@@ -160,13 +175,13 @@ def _name_scope(salt: int | str | None) -> str:
 # -- verify ---------------------------------------------------------------------------------------------------------------
 
 
-def _verify(folders: list[str], as_json: bool, is_quiet: bool) -> int:
+def _verify(folders: list[str], more_paths: list[str], as_json: bool, is_quiet: bool) -> int:
     code = EXIT_OK
     figures: list[dict[str, Any]] = []
     for path in folders:
         progress = ReadProgress(sys.stderr, is_quiet)
         try:
-            num_pages, num_bytes, faults = _check_pages(path, progress)
+            num_pages, num_bytes, faults = _check_pages(path, more_paths, progress)
         finally:
             progress.stop()
         if len(faults) > 0:
@@ -188,7 +203,7 @@ def _count_faults(number: int) -> str:
     return "all as they were written" if number == 0 else f"{number:,} damaged; each of them is a miss when it is read"
 
 
-def _check_pages(path: str, progress: ReadProgress) -> tuple[int, int, list[str]]:
+def _check_pages(path: str, more_paths: list[str], progress: ReadProgress) -> tuple[int, int, list[str]]:
     """Pages, their bytes, and what is wrong with them; the folder is locked meanwhile."""
     files = ReadOnlyFiles()
     lock = -1
@@ -197,14 +212,14 @@ def _check_pages(path: str, progress: ReadProgress) -> tuple[int, int, list[str]
     except FileNotFoundError:
         pass  # no manager had it yet, or it is a copy
     except BlockingIOError:
-        holder = _read(path).holder or "another process"
+        holder = _read(path, more_paths).holder or "another process"
         raise BadInputError(f"{path}: it is in use by {holder}, and its pages change; shut that manager down first") from None
     try:
-        contents = _read(path)
-        for number in range(len(contents.part_folders)):
-            fault = contents.find_part_fault(files, number)
-            if fault:
-                raise BadInputError(f"{path}: {fault}, and a manager would refuse this level; mount the disk that has it")
+        contents = _read(path, more_paths)
+        faults = _find_part_faults(contents)
+        if len(faults) > 0:
+            said = "; ".join(faults)
+            raise BadInputError(f"{path}: {said}; mount the disk that has it, or give the paths where they are now after the first one")
         check = SlotCheck(files, contents)
         try:
             return _check_all(contents, check, progress)
@@ -238,20 +253,30 @@ def _check_all(contents: FolderContents, check: SlotCheck, progress: ReadProgres
 
 def _remove(folders: list[str], options: argparse.Namespace, answers: TextIO) -> int:
     salts: list[str] = options.salt
+    more_paths: list[str] = options.more_paths
     for path in folders:
         level = find_level_of_part(ReadOnlyFiles(), path)
         if level:
             raise BadInputError(f"{path}: {level}; give that one")
+        fault = "" if options.incomplete else _find_missing(path, more_paths)
+        if fault:
+            raise BadInputError(
+                f"{path}: {fault}; nothing is removed. Name the paths where the parts are now, after the first one, or say --incomplete "
+                "to remove what is found"
+            )
     if len(salts) == 0:
-        if not _is_agreed([_say_folder(path) for path in folders], options.yes, answers):
+        if not _is_agreed([_say_folder(path, more_paths) for path in folders], options.yes, answers):
             return EXIT_OK
         for path in folders:
-            _try_remove(path, None, [])
+            missing = _find_missing(path, more_paths)
+            _try_remove(path, more_paths, None, [])
+            if missing:
+                sys.stdout.write(f"  without what stays where it is: {missing}\n")
         return EXIT_OK
     chosen: list[tuple[FolderContents, list[int | str | None]]] = []
     questions: list[str] = []
     for path in folders:
-        contents = _read(path)
+        contents = _read(path, more_paths)
         scopes = [scope for scope in contents.list_scopes() if scope.salt is not None and str(scope.salt) in salts]
         if len(scopes) > 0:
             chosen.append((contents, [scope.salt for scope in scopes]))
@@ -261,13 +286,22 @@ def _remove(folders: list[str], options: argparse.Namespace, answers: TextIO) ->
         raise BadInputError(f"{options.folder}: no scope there has the salt {named}; see kvcm cache ls")
     if _is_agreed(questions, options.yes, answers):
         for contents, found in chosen:
-            _try_remove(contents.path, contents, found)
+            _try_remove(contents.path, more_paths, contents, found)
     return EXIT_OK
 
 
-def _say_folder(path: str) -> str:
+def _find_missing(path: str, more_paths: list[str]) -> str:
+    """Which parts of the level are not found; empty if all are, or if what is there is no level that can be read."""
     try:
-        contents = FolderContents(ReadOnlyFiles(), path)
+        contents = FolderContents(ReadOnlyFiles(), path, more_paths)
+    except (ValueError, OSError):
+        return ""
+    return "; ".join(_find_part_faults(contents))
+
+
+def _say_folder(path: str, more_paths: list[str]) -> str:
+    try:
+        contents = FolderContents(ReadOnlyFiles(), path, more_paths)
     except (ValueError, OSError) as error:
         return f"{path}: {error}"
     return f"{path}: {_name_model(contents.identity)}, {len(contents.state.pages):,} pages, {format_bytes(contents.file_bytes)}"
@@ -286,10 +320,10 @@ def _is_agreed(what: list[str], is_sure: bool, answers: TextIO) -> bool:
     return False
 
 
-def _try_remove(path: str, contents: FolderContents | None, salts: list[int | str | None]) -> None:
+def _try_remove(path: str, more_paths: list[str], contents: FolderContents | None, salts: list[int | str | None]) -> None:
     try:
         if contents is None:
-            remove_folder(OsFiles(), path)
+            remove_folder(OsFiles(), path, more_paths)
         else:
             remove_scopes(OsFiles(), contents, salts)
     except (LogicError, ValueError) as refusal:

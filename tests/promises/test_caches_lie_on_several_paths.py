@@ -11,7 +11,15 @@ import pytest
 from durable_models import PROMPTS, Process, durable_config, next_process
 from lossy_files import LossyDisk, LossyFiles
 
-from kv_cache_manager_v2 import DiskCacheTierConfig, KVCacheManagerConfig, LogicError, ModelId, OutOfMemoryError, StorageIOError
+from kv_cache_manager_v2 import (
+    DiskCacheTierConfig,
+    KVCacheManagerConfig,
+    LogicError,
+    ModelId,
+    OutOfMemoryError,
+    ReuseScope,
+    StorageIOError,
+)
 from kv_cache_manager_v2.replay.cli import main as kvcm
 
 
@@ -218,6 +226,88 @@ def test_the_command_names_a_path_that_is_missing(tmp_path: Path, capsys: pytest
     assert f"part 2 of 2 is not in {paths[1]}" in capsys.readouterr().out
     assert kvcm(["cache", "verify", "--quiet", paths[0]]) == 3
     assert f"part 2 of 2 is not in {paths[1]}" in capsys.readouterr().err
+
+
+def move(tmp_path: Path, paths: list[str]) -> list[str]:
+    moved = [str(tmp_path / Path(path).name.upper()) for path in paths]
+    for path, other in zip(paths, moved, strict=True):
+        Path(path).rename(other)
+    return moved
+
+
+def test_a_manager_notes_where_its_level_has_moved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One that only reads notes nothing; what is noted is found by the command, and named in refusals."""
+    paths = make_paths(tmp_path, "a", "b", "c")
+    serve(config_on(paths, (1, 1, 1)))
+    moved = move(tmp_path, paths)
+    before = contents_of(moved)
+    reader = Process(config_on(moved, read_only=True))
+    assert reader.run(PROMPTS[0]) > 0
+    reader.end()
+    assert contents_of(moved) == before
+    assert all(reused > 0 for reused in serve(config_on(moved)))
+    assert kvcm(["cache", "ls", moved[0]]) == 0
+    assert f"on 3 paths: {', '.join(moved)}\n" in capsys.readouterr().out
+    assert kvcm(["cache", "verify", "--quiet", moved[0]]) == 0
+    assert kvcm(["cache", "verify", "--quiet", moved[2]]) == 3
+    assert f"part 3 of a durable level on the paths {', '.join(moved)}" in capsys.readouterr().err
+    assert kvcm(["cache", "rm", "--yes", moved[0]]) == 0
+    assert contents_of(moved) == {} and [list(Path(path).iterdir()) for path in moved] == [[]] * 3
+    assert serve(config_on(moved))[0] == 0
+
+
+@pytest.mark.parametrize("kill_at", range(0, 40, 3))
+def test_a_manager_that_dies_as_it_notes_the_paths_has_lost_nothing(kill_at: int, tmp_path: Path) -> None:
+    paths = make_paths(tmp_path, "a", "b")
+    disk = LossyDisk()
+    first, _files = next_process(disk, config_on(paths, (1, 1)))
+    for prompt in PROMPTS:
+        first.run(prompt)
+    first.end()
+    moved = make_paths(tmp_path, "A", "B")
+    for path, other in zip(paths, moved, strict=True):
+        for name in disk.paths(path):
+            disk.files[other + name.removeprefix(path)] = disk.files.pop(name)
+    process, files = next_process(disk, config_on(moved), kill_at)
+    files.kill()
+    process.end()
+    disk.fail_power(kill_at)
+    last, _files = next_process(disk, config_on(moved))
+    assert all(last.run(prompt) > 0 for prompt in PROMPTS)
+    last.end()
+
+
+@pytest.mark.parametrize("action", [["ls"], ["verify", "--quiet"], ["rm", "--yes"], ["rm", "--yes", "--salt", "x"]], ids=" ".join)
+def test_the_command_takes_paths_that_have_moved(action: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before any manager has had the level there. Without all of them `rm` removes nothing."""
+    paths = make_paths(tmp_path, "a", "b", "c")
+    process = Process(config_on(paths, (1, 1, 1)))
+    process.run(PROMPTS[0], ReuseScope(salt="x"))
+    process.end()
+    moved = move(tmp_path, paths)
+    before = contents_of(moved)
+    for given in ([moved[0]], moved[:2]):
+        assert kvcm(["cache", *action, *given]) == (0 if action == ["ls"] else 3)
+        said = capsys.readouterr()
+        assert f"part 3 of 3 is not in {paths[2]}" in said.out + said.err and "refuse" not in said.err
+        assert contents_of(moved) == before
+    assert kvcm(["cache", *action, str(tmp_path / "none")]) == 3
+    # In any order behind the first: each part says what it is.
+    assert kvcm(["cache", *action, moved[0], moved[2], moved[1]]) == 0
+    assert "part " not in capsys.readouterr().out
+    if action == ["rm", "--yes"]:
+        assert contents_of(moved) == {}
+
+
+def test_what_is_found_is_removed_when_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = make_paths(tmp_path, "a", "b", "c")
+    serve(config_on(paths, (1, 1, 1)))
+    moved = move(tmp_path, paths)
+    assert kvcm(["cache", "rm", "--yes", "--incomplete", *moved[:2]]) == 0
+    assert f"part 3 of 3 is not in {paths[2]}" in capsys.readouterr().out
+    assert contents_of(moved[:2]) == {} and contents_of(moved[2:]) != {}
+    assert kvcm(["cache", "rm", "--yes", moved[2]]) == 0
+    assert contents_of(moved) == {}
 
 
 def test_wrong_paths_are_refused_by_the_configuration(tmp_path: Path) -> None:

@@ -157,7 +157,8 @@ def test_it_removes_folders_and_nothing_else(tmp_path: Path, capsys: pytest.Capt
 
 
 def options_of(folder: Path, **changes: Any) -> Namespace:
-    return Namespace(**{"cache_action": "rm", "folder": str(folder), "salt": [], "yes": False, **changes})
+    given = {"cache_action": "rm", "folder": str(folder), "more_paths": [], "salt": [], "incomplete": False, "yes": False}
+    return Namespace(**{**given, **changes})
 
 
 def test_it_asks_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
