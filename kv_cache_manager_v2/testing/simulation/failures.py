@@ -72,6 +72,11 @@ def plan_fault(device: SimulatedDevice, action: Action, share: float, spares_wri
             device.faults.fail("synchronize", 1, PlannedFault("planned: nor may the host wait"))
 
 
+def look_around(manager: KVCacheManager) -> None:
+    """A call that finds lost pages and closes forgotten sequences, and does nothing else; a probe does neither."""
+    manager.prefetch(_UNUSED_PREFIX)
+
+
 def settle_failures(device: SimulatedDevice, manager: KVCacheManager) -> bool:
     """Run all enqueued work, and let the manager see what failed; False if it is broken."""
     for _drain in range(_MAX_DRAINS):
@@ -86,8 +91,7 @@ def settle_failures(device: SimulatedDevice, manager: KVCacheManager) -> bool:
         manager.probe_reuse()
     except CorruptedError:
         return False
-    # Makes the manager look for losses, also where no sequence is active; a probe would ask no device.
-    manager.prefetch(_UNUSED_PREFIX)
+    look_around(manager)
     for handle in manager.open_kv_caches:
         if handle.is_active:
             try:

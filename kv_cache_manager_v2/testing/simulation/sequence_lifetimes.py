@@ -121,7 +121,7 @@ def abandon(run: RunState, sequence: SimulatedSequence) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         sequence.forget_handle()
-    run.manager.probe_reuse()
+    failures.look_around(run.manager)
 
 
 def clear(run: RunState, random: Random) -> None:
