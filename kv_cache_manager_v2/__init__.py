@@ -168,6 +168,10 @@ def __getattr__(name: str) -> object:
     return value
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_ON_FIRST_USE})
+
+
 _KVCache = KVCache
 """The name that this class has in TensorRT-LLM."""
 

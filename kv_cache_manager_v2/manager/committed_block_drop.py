@@ -97,10 +97,10 @@ class CommittedBlockDrop(Handle):
 
     def __init__(self, shared: SharedState, number: int) -> None:
         """Not for users."""
-        self._shared = shared
         self._number = number
         self._is_done = False
         self._drops_when_forgotten = False
+        self._shared = shared
 
     def drop_when_forgotten(self) -> None:
         """Not for users: a handle that is forgotten is carried out, not cancelled, by the next call on its manager."""

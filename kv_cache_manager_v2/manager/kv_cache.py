@@ -107,9 +107,10 @@ class KVCache(Handle):
 
     def __init__(self, state: SequenceState, manager: KVCacheManager, open_sequences: OpenSequences) -> None:
         """Not for users: `KVCacheManager.create_kv_cache` makes sequences."""
-        self._state = state
         self._manager = manager
         self._open_sequences = open_sequences
+        # Last, here and in other handles: what `__del__` asks for first. Ctrl-C may come before any line.
+        self._state = state
         open_sequences.add(state, self)
 
     def __del__(self) -> None:

@@ -88,8 +88,8 @@ class PoolView(Handle):
         self.strides_bytes = (stride_bytes, item_bytes)
         self.dtype = dtype
         self.device = (CPU, 0) if ordinal < 0 else (CUDA, ordinal)
-        self._lease = lease
         self._was_exported = False
+        self._lease = lease
         lease.take()
         self._is_released = False
 

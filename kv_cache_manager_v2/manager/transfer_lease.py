@@ -39,8 +39,8 @@ class TransferLease(Handle):
 
     def __init__(self, shared: SharedState, lease: TransferLeaseState) -> None:
         """Not for users."""
-        self._shared = shared
         self._lease = lease
+        self._shared = shared
 
     def __del__(self) -> None:
         invalidate(self)

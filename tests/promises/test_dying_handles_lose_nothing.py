@@ -150,6 +150,37 @@ def test_a_constructor_that_fails_leaves_its_own_error(unraisable: Unraisable) -
     assert unraisable.types == []
 
 
+def test_a_handle_that_ctrl_c_leaves_half_made_dies_in_silence(unraisable: Unraisable) -> None:
+    """Before any line of its constructor; compiled constructors are not interrupted."""
+    warnings.simplefilter("ignore", ResourceWarning)
+    num_interrupted = left = 0
+
+    def on_line(frame: Any, event: str, _argument: object) -> Any:
+        nonlocal left
+        if event == "line" and frame.f_code.co_name == "__init__" and frame.f_code.co_filename.endswith("manager/kv_cache.py"):
+            left -= 1
+            if left < 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return on_line
+
+    while left >= 0:
+        manager = manager_of([None])
+        left = num_interrupted
+        sys.settrace(on_line)
+        try:
+            manager.create_kv_cache(None, list(range(40))).close()
+            break
+        except KeyboardInterrupt:
+            num_interrupted += 1
+            left = 0
+        finally:
+            sys.settrace(None)
+        gc.collect()
+        assert unraisable.types == [], f"before line {num_interrupted} of the constructor"
+    assert is_compiled() or num_interrupted >= 4
+
+
 def test_warning_filters_may_raise_anything(unraisable: Unraisable) -> None:
     """A signal's handler runs in the middle of the warning; the user's own `showwarning` fails; it calls the manager."""
     manager = manager_of(num_slots=NUM_SLOTS)

@@ -348,6 +348,27 @@ def test_destructors_clear_first_what_others_left() -> None:
     assert num_destructors > 5 and not found, "\n".join(found)
 
 
+def test_destructors_of_half_made_objects_are_silent() -> None:
+    """Ctrl-C may come before any line of a constructor: what a ``__del__`` reads is set before that by which it finds an object whole."""
+    late = []
+    num_destructors = 0
+    for source in package_sources():
+        for node in ast.walk(source.tree):
+            methods = {one.name: one for one in node.body if isinstance(one, ast.FunctionDef)} if isinstance(node, ast.ClassDef) else {}
+            if "__del__" not in methods:
+                continue
+            num_destructors += 1
+            first_set: dict[str, int] = {}
+            for part in ast.walk(methods["__init__"]):
+                if isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store) and ast.unparse(part.value) == "self":
+                    first_set[part.attr] = min(part.lineno, first_set.get(part.attr, part.lineno))
+            (gate,) = re.findall(r"getattr\(self, '(\w+)', None\)", ast.unparse(methods["__del__"]))
+            for name in re.findall(r"\bself\.(\w+)", ast.unparse(methods["__del__"])):
+                if name not in methods and first_set[name] > first_set[gate]:
+                    late.append(f"{source.at(methods['__init__'])}: self.{name} is set after self.{gate}")
+    assert num_destructors > 5 and not late, "\n".join(late)
+
+
 def test_handles_are_set_through_any() -> None:
     """mypyc 2.4.1 passes a number wrongly to a property's setter that is declared wider than its getter (`Given`)."""
     wide = set()
