@@ -78,6 +78,12 @@ class CacheFolder:
             self.state = self._read(identity, layout)
             return
         try:
+            if IDENTITY_NAME not in _list_names(files, self.path):
+                try:
+                    self.parts.require_no_part()
+                    self.parts.require_free()
+                except ValueError as taken:
+                    raise self._foreign(str(taken)) from taken
             files.make_folder(self.path)
             self._take_lock()
             try:

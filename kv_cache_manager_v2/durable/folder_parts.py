@@ -81,6 +81,20 @@ class FolderParts:
         if found is not None:
             raise ValueError(f"{describe_part(found)}; give all of them, in that order")
 
+    def require_free(self) -> None:
+        """Before the first folder is made: none of the others is another level's."""
+        for folder in self.folders[1:]:
+            self._require_free(folder)
+
+    def _require_free(self, folder: str) -> None:
+        try:
+            names = self._files.names(folder)
+        except FileNotFoundError:
+            return
+        taken = [name for name in names if name not in (LOCK_NAME, PART_NAME) and not name.endswith(".new")]
+        if len(taken) > 0:
+            raise ValueError(f"{folder} belongs to another durable level: it has {', '.join(sorted(taken)[:4])} already")
+
     def create(self) -> dict[str, Any] | None:
         """Make the parts of a new level; returns what identity.json says of them, None for a single path."""
         if len(self.folders) == 1:
@@ -88,9 +102,7 @@ class FolderParts:
         for folder in self.folders[1:]:
             self._files.make_folder(folder)
             self._lock(folder)
-            taken = [name for name in self._files.names(folder) if name not in (LOCK_NAME, PART_NAME) and not name.endswith(".new")]
-            if len(taken) > 0:
-                raise ValueError(f"{folder} belongs to another durable level: it has {', '.join(sorted(taken)[:4])} already")
+            self._require_free(folder)
         if len(self.shares) == 0:
             self.shares = measure_shares(self._files, self.folders)
         self._set = os.urandom(8).hex()
@@ -122,7 +134,7 @@ class FolderParts:
                 f"{'is' if len(self.folders) == 1 else 'are'} given: give all of them, in that order, and no other"
             )
         recorded_shares = [int(share) for share in recorded["shares"]]
-        if len(self.shares) > 0 and self.shares != recorded_shares:
+        if len(self.shares) > 0 and not _are_alike(self.shares, recorded_shares):
             raise ValueError(
                 f"it was made with the shares {recorded_shares}, and {self.shares} are given: shares are fixed when the folder is made"
             )
@@ -178,6 +190,11 @@ class FolderParts:
         """Unlock the parts. Twice is fine."""
         while self._locks:
             self._files.close_file(self._locks.pop())
+
+
+def _are_alike(shares: list[int], others: list[int]) -> bool:
+    """Whether both divide alike: (4, 2) as (2, 1)."""
+    return len(shares) == len(others) and all([shares[n] * others[0] == others[n] * shares[0] for n in range(len(shares))])
 
 
 def read_part(files: FilePort, folder: str) -> dict[str, Any] | None:

@@ -94,6 +94,15 @@ def test_a_level_of_one_path_does_not_get_another(tmp_path: Path) -> None:
         Process(config_on(paths))
     with pytest.raises(ValueError, match="belongs to another durable level"):
         Process(config_on([paths[1], paths[0]]))
+    assert os.listdir(paths[1]) == [], "nothing is changed"
+
+
+def test_equal_shares_in_other_numbers_are_the_same(tmp_path: Path) -> None:
+    paths = make_paths(tmp_path, "a", "b")
+    serve(config_on(paths, (2, 1)))
+    assert all(reused > 0 for reused in serve(config_on(paths, (4, 2))))
+    with pytest.raises(ValueError, match=r"shares \[2, 1\], and \[4, 3\] are given"):
+        Process(config_on(paths, (4, 3)))
 
 
 def test_parts_out_of_order_are_refused(tmp_path: Path) -> None:
