@@ -13,9 +13,9 @@ from ..storage.refusal import Refusal
 class FinishPlan(Value):
     """True if all sequences can finish. ``print`` says how, or what binds.
 
-    ``order``: positions in the list that was asked about, as many of them as can finish. ``refusal``: why the others cannot, of the
-    one that lacks the fewest slots; None if all can. ``spare_slots``: per pool group, how many slots the sequences may take as they
-    grow, all together and in any order, before the answer can become no; all 0 if it is no.
+    ``order``: positions in the list that was asked about, as many of them as can finish. ``refusal``: why the others cannot, of one that
+    level 0 has no room for even alone, else of the one that lacks the fewest slots; None if all can. ``spare_slots``: per pool group, how
+    many slots the sequences may take as they grow, all together and in any order, before the answer can become no; all 0 if it is no.
     """
 
     __slots__ = ("order", "refusal", "spare_slots")
@@ -39,4 +39,5 @@ class FinishPlan(Value):
         order = ", ".join([str(position) for position in self.order])
         if self.refusal is None:
             return f"FinishPlan(all finish, in the order {order}; spare slots {list(self.spare_slots)})"
-        return f"FinishPlan(only {order or 'none'} finish; {self.refusal.text})"
+        finishing = "none finishes" if len(self.order) == 0 else f"only {order} {'finishes' if len(self.order) == 1 else 'finish'}"
+        return f"FinishPlan({finishing}; {self.refusal.text})"

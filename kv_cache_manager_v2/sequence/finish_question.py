@@ -74,7 +74,7 @@ class FinishQuestion:
 
     __slots__ = (
         "_shared", "_demands", "_holdings", "_users", "_locks", "_twin_uses", "_with_twins", "_num_released", "_num_left",
-        "_reach", "_top_reach", "_held", "_num_locked",
+        "_reach", "_top_reach", "_held", "_num_locked", "_is_too_wide",
     )  # fmt: skip
 
     _shared: Final[SharedState]
@@ -100,6 +100,8 @@ class FinishQuestion:
     """Of ``_reach``, slots of pages that must not be dropped now."""
     _num_locked: Final[vec[i64]]
     """Slots that stay locked while the listed sequences are suspended."""
+    _is_too_wide: bool
+    """Whether the sequence that was looked at last takes more than level 0 has, so that no other one's end helps."""
 
     def __init__(self, shared: SharedState, states: list[SequenceState], remaining: vec[i64], max_step: i64) -> None:
         storage = shared.storage
@@ -118,6 +120,7 @@ class FinishQuestion:
         self._top_reach = vec[i64]([0] * storage.num_pool_groups)
         self._held = vec[i64]([0] * storage.num_pool_groups)
         self._num_locked = storage.num_locked[:]
+        self._is_too_wide = False
         self._count_levels()
         self._count_users()
         counted: set[int] = set()
@@ -138,6 +141,7 @@ class FinishQuestion:
         refusal = self._find_overuse() if len(waiting) > 0 else None
         while refusal is None and len(waiting) > 0:
             left: list[int] = []
+            names_too_wide = False
             for position in waiting:
                 found = self._look(position, spare)
                 if found is None:
@@ -145,8 +149,10 @@ class FinishQuestion:
                     self._finish(position)
                     continue
                 left.append(position)
-                if refusal is None or found.asked - found.free < refusal.asked - refusal.free:
+                lacks_less = refusal is None or found.asked - found.free < refusal.asked - refusal.free
+                if lacks_less if self._is_too_wide == names_too_wide else self._is_too_wide:
                     refusal = found
+                    names_too_wide = self._is_too_wide
             if len(left) < len(waiting):
                 refusal = None
             waiting = left
@@ -280,6 +286,7 @@ class FinishQuestion:
 
     def _look(self, position: int, spare: vec[i64]) -> Refusal | None:
         """Why the sequence cannot finish now. Where it can, ``spare`` falls to the slots that are left on all levels at its widest."""
+        self._is_too_wide = False
         demand = self._demands[position]
         holdings = self._holdings[position]
         num_pool_groups = self._shared.storage.num_pool_groups
@@ -308,6 +315,7 @@ class FinishQuestion:
                 widest = demand.widest[pool_group] if demand.widest[pool_group] > first else first
                 total = _larger(total, self._held[pool_group] - loose_owned - holdings.num_kept[pool_group] + widest - outside)
             if top > self._top_reach[pool_group]:
+                self._is_too_wide = True
                 return self._describe(demand, GPU_LEVEL, pool_group, top, self._top_reach[pool_group])
             if total > self._reach[pool_group]:
                 return self._describe(demand, self._shared.storage.last_level, pool_group, total, self._reach[pool_group])

@@ -102,6 +102,19 @@ def test_some_of_the_list_finish() -> None:
     close(manager, three)
 
 
+def test_what_can_never_finish_is_named_first() -> None:
+    """5 blocks each of 12 slots. The second lacks one slot, as the first one keeps 5; the first would never have room for 255 blocks."""
+    manager = manager_with(12)
+    both = [open_sequence(manager, number, 5) for number in range(2)]
+    for order in ((0, 1), (1, 0)):
+        plan = manager.can_finish([both[position] for position in order], [(1000, 10)[position] for position in order])
+        assert plan.order == () and plan.refusal is not None and plan.refusal.asked == 255
+        assert str(plan).startswith("FinishPlan(none finishes; level 0") and "sequence 0, grown by 1000 tokens" in str(plan)
+    plan = manager.can_finish(both, [1000, 4])
+    assert str(plan).startswith("FinishPlan(only 1 finishes; ")
+    close(manager, both)
+
+
 def test_leased_pages_and_other_active_sequences_are_no_room() -> None:
     manager = manager_with(8, 8)
     sequence, other = (open_sequence(manager, number, 3) for number in range(2))
