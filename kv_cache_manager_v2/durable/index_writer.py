@@ -200,5 +200,7 @@ class IndexWriter(Drained):
         except Exception as error:
             self.failure = f"{type(error).__name__}: {error}"
             _logger.error(
-                "the durable level in %s records nothing more: %s. What it has recorded stays; serving goes on", self._folder.path, error
+                "the durable level in %s records nothing more: %s. The next process finds what is there by now; serving goes on",
+                self._folder.path,
+                error,
             )

@@ -205,9 +205,15 @@ class Onboarding:
                 reads.forget(pages[position])
         if has_failed:
             self.failed = failed
+            num_damaged = len([page for page in failed if reads.is_corrupt(page)])
+            if num_damaged == 0:
+                text = "they are there still, and resume() may be tried again"
+            elif num_damaged == len(failed):
+                text = "they are not what was written, and are lost"
+            else:
+                text = f"{num_damaged} of these are not what was written, and are lost; the others are there still"
             raise StorageIOError(
-                f"reading {len(failed)} of {count} pages of pool group {pool_group} from level {level} (DISK) failed; what is not "
-                f"damaged is there still, and resume() may be tried again"
+                f"reading {len(failed)} of {count} pages of pool group {pool_group} from level {level} (DISK) failed; {text}"
             )
 
     def _swap_up(
