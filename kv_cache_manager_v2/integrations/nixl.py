@@ -37,7 +37,7 @@ _leave_efa_out()
 try:
     from nixl._api import nixl_agent, nixl_agent_config
 except ImportError as error:
-    raise missing_package("kv_cache_manager_v2.integrations.nixl", "nixl", error) from error
+    raise missing_package("kv_cache_manager_v2.integrations.nixl", "nixl", error, "--no-deps nixl-cu12 nixl numpy") from error
 
 _STATES: Final = {"DONE": CopyState.ARRIVED, "PROC": CopyState.MOVING}
 

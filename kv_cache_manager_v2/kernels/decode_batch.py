@@ -92,7 +92,9 @@ class DecodeBatch(Handle):
         return len(self._rows)
 
     def join(self, kv_cache: Given[KVCache]) -> int:
-        """A running sequence, whose prompt is committed, decodes from the next step on; returns its row, the last one.
+        """A sequence, whose prompt is committed, decodes from the next step on; returns its row, the last one.
+
+        It may be suspended now, and must be active at `step`.
 
         `ValueError` if all rows are taken, or the sequence is a member already or of another manager; `LogicError` if it is closed or
         has beams.

@@ -327,5 +327,6 @@ def _try_remove(path: str, more_paths: list[str], contents: FolderContents | Non
         else:
             remove_scopes(OsFiles(), contents, salts)
     except (LogicError, ValueError) as refusal:
-        raise BadInputError(f"{path}: {refusal}") from None
+        text = str(refusal)
+        raise BadInputError(text if path in text else f"{path}: {text}") from None
     sys.stdout.write(f"removed {path}\n" if contents is None else f"removed {len(salts)} scopes of {path}\n")

@@ -64,6 +64,7 @@ with tempfile.NamedTemporaryFile() as file:
 """
 OBJECTS = "import kv_cache_manager_v2.shared as shared; shared.ObjectStore(None)"
 MOONCAKE = "import kv_cache_manager_v2.shared as shared; shared.MooncakeStore('127.0.0.1:1')"
+NIXL = "import kv_cache_manager_v2.integrations.nixl"
 NVRTC = "from kv_cache_manager_v2.device.cuda_kernel import load_nvrtc_module; load_nvrtc_module()"
 
 
@@ -91,6 +92,7 @@ def run_without(absent: str, program: str) -> str:
         ("zstandard", ZST.format("replay"), "a .zst file needs the package zstandard: pip install zstandard"),
         ("zstandard", ZST.format("convert"), "a .zst file needs the package zstandard: pip install zstandard"),
         ("tokenizers", TOKENIZER, "--tokenizer needs the package tokenizers: pip install tokenizers"),
+        ("nixl", NIXL, "kv_cache_manager_v2.integrations.nixl needs the package nixl: pip install --no-deps nixl-cu12 nixl numpy"),
         ("cuda", NVRTC, "pip install cuda-python nvidia-cuda-nvrtc"),
     ],
     ids=lambda value: value if value in OPTIONAL else "",

@@ -187,7 +187,7 @@ def test_folders_in_use_are_listed_and_nothing_else(tmp_path: Path, capsys: pyte
     for arguments in (["verify"], ["rm", "--yes"], ["rm", "--salt", "one", "--yes"]):
         assert main(["cache", *arguments, str(tmp_path)]) == 3
         error = capsys.readouterr().err
-        assert f"process {os.getpid()}" in error and error.count("\n") == 1
+        assert f"process {os.getpid()}" in error and error.count("\n") == 1 and error.count(path) == 1
     assert files_of(path) == before
     process.end()
     assert found_by(tmp_path) == [len(TEXT)] * 3
