@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -108,10 +109,10 @@ def test_withdrawals_and_peers(pair: Pair) -> None:
     agent = pair.prefill.agent
     wrong: Any
     for wrong in (None, 5, pair.offered.offer):
-        pair.refuse(TypeError, lambda wrong=wrong: agent.withdraw(wrong), "Transfer")  # type: ignore[misc]
+        pair.refuse(TypeError, partial(agent.withdraw, wrong), "Transfer")
     for wrong in (None, 5, b"why"):
-        pair.refuse(TypeError, lambda wrong=wrong: agent.withdraw(pair.offered, wrong), "reason")  # type: ignore[misc]
-        pair.refuse(TypeError, lambda wrong=wrong: agent.forget_peer(wrong), "peer")  # type: ignore[misc]
+        pair.refuse(TypeError, partial(agent.withdraw, pair.offered, wrong), "reason")
+        pair.refuse(TypeError, partial(agent.forget_peer, wrong), "peer")
     pair.refuse(ValueError, lambda: agent.withdraw(pair.invited), "another agent's")
     assert pair.invited.state is TransferState.PENDING
     before = pair.look()
@@ -122,17 +123,17 @@ def test_withdrawals_and_peers(pair: Pair) -> None:
 def test_layers(pair: Pair) -> None:
     wrong: Any
     for wrong in (5, "01", ["0"], [None], [True], [0.5], [7], [], [-1]):
-        call: Callable[[], object] = lambda wrong=wrong: pair.prefill.agent.write([pair.invited.offer], pair.computed, TOKENS, wrong)  # type: ignore[misc]  # noqa: E731
+        call = partial(pair.prefill.agent.write, [pair.invited.offer], pair.computed, TOKENS, wrong)
         pair.refuse((TypeError, ValueError), call, "layer")
     for wrong in (None, 7, "0"):
-        pair.refuse(ValueError, lambda wrong=wrong: pair.invited.has_layer(wrong), "layer_id")  # type: ignore[misc]
+        pair.refuse(ValueError, partial(pair.invited.has_layer, wrong), "layer_id")
 
 
 def test_what_is_no_list_of_offers(pair: Pair) -> None:
     wrong: Any
     for wrong in (None, 5, b"{}", "x", pair.offered.offer, [], [None], ["x"], [b""], [b"[]"], [b"{}"], [b"\xff"], [b"[" * 100_000]):
-        pair.refuse((TypeError, ValueError), lambda wrong=wrong: pair.decode.agent.read(wrong, pair.waiting, TOKENS), "offer")  # type: ignore[misc]
-        pair.refuse((TypeError, ValueError), lambda wrong=wrong: pair.prefill.agent.write(wrong, pair.computed, TOKENS), "offer")  # type: ignore[misc]
+        pair.refuse((TypeError, ValueError), partial(pair.decode.agent.read, wrong, pair.waiting, TOKENS), "offer")
+        pair.refuse((TypeError, ValueError), partial(pair.prefill.agent.write, wrong, pair.computed, TOKENS), "offer")
     pair.refuse(ValueError, lambda: pair.decode.agent.read([pair.invited.offer], pair.waiting, TOKENS), r"call write\(\)")
     pair.refuse(ValueError, lambda: pair.prefill.agent.write([pair.offered.offer], pair.computed, TOKENS), r"call read\(\)")
 

@@ -1,6 +1,7 @@
 """A call in a wrong state is refused by a named error, and nothing has changed: no page, no staging slot, no token."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -37,7 +38,7 @@ def begin(store: MemoryStore, reached: str) -> tuple[Rank, RemoteRequest]:
     request = rank.begin(TEXT)
     assert request.kv_cache.num_committed_tokens == 18 and request.kv_cache.resume()
     for name, is_reached in REACHED.items():
-        rank.wait(lambda is_reached=is_reached: is_reached(request))  # type: ignore[misc]
+        rank.wait(partial(is_reached, request))
         if name == reached:
             break
     return rank, request
