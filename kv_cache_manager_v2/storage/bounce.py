@@ -8,6 +8,7 @@ from typing import Final, final
 
 from mypy_extensions import i64, mypyc_attr
 
+from ..base.errors import StorageIOError
 from ..base.ids import CacheTier
 from ..device.memory_range import MemoryRange
 from ..device.port import CopyBatch, Device
@@ -108,6 +109,8 @@ class BounceSlots:
         bounce_address: i64 = self._ranges[pool_group][pool].address
         low_address = low.base_addresses[pool] + low_slot * num_bytes
         high_address = high.base_addresses[pool] + high_slot * num_bytes
+        if waits:
+            self._wait(stream)
         self._copy(stream, CacheTier.HOST_MEM, bounce_address, low.tier, low_address, num_bytes)
         if waits:
             self._device.synchronize_stream(stream)
@@ -122,14 +125,25 @@ class BounceSlots:
         try:
             self._copy(stream, high.tier, high_address, CacheTier.HOST_MEM, bounce_address, num_bytes)
         except Exception as error:
+            is_disk = low.tier == CacheTier.DISK
             try:
+                if is_disk:
+                    self._wait(stream)
                 self._copy(stream, high.tier, high_address, low.tier, low_address, num_bytes)
-                if low.tier == CacheTier.DISK:
+                if is_disk:
                     self._device.synchronize_stream(stream)
                 self._copy(stream, low.tier, low_address, CacheTier.HOST_MEM, bounce_address, num_bytes)
             except Exception:
                 raise _describe_lost_bytes(error) from error
             raise
+
+    def _wait(self, stream: int) -> None:
+        """For all that is enqueued. A read that failed before is not raised, lest it is taken for one behind: `DiskReads` hears of it from
+        the device."""
+        try:
+            self._device.synchronize_stream(stream)
+        except StorageIOError:
+            return
 
     def _copy(
         self, stream: int, target_tier: CacheTier, target: i64, source_tier: CacheTier, source: i64, num_bytes: i64

@@ -233,6 +233,8 @@ class Onboarding:
         high_slot = storage.rows.slot(victim)
         low_ready = storage.allocators[level * wanted.num_pool_groups + pool_group].ready
         high_ready = storage.allocators[pool_group].ready
+        low = storage.pool_groups[level * wanted.num_pool_groups + pool_group]
+        is_read = low.tier == CacheTier.DISK and not verify
         try:
             point = self._mover.swap(pool_group, level, low_slot, high_slot, verify)
         except BaseException:
@@ -242,6 +244,9 @@ class Onboarding:
                 mark = self._order.mark(timeline)
                 low_ready[low_slot] = self._order.advance(low_ready[low_slot], timeline, mark)
                 high_ready[high_slot] = self._order.advance(high_ready[high_slot], timeline, mark)
+                if is_read:
+                    # What was read is written back before it is known whether it could be read.
+                    storage.reads.record(mark, level, low, vec[i64]([page]), vec[i64]([low_slot]), 1)
             except Exception as error:
                 raise describe_lost_copies(error) from error
             raise
@@ -249,8 +254,7 @@ class Onboarding:
         storage.num_evicted[pool_group] += 1
         storage.counters.record_copied(level, _TOP, pool_group, 1, account)
         storage.counters.record_copied(_TOP, level, pool_group, 1, account)
-        low = storage.pool_groups[level * wanted.num_pool_groups + pool_group]
-        if low.tier == CacheTier.DISK and not verify:
+        if is_read:
             storage.reads.record(point, level, low, vec[i64]([page]), vec[i64]([low_slot]), 1)
         place_page(storage, page, _TOP, high_slot)
         place_page(storage, victim, level, low_slot)

@@ -153,10 +153,14 @@ class ReferenceModel(ReferenceRoom):
             begins += [begin for begin, end in self._scratch_after_resize(sequence, capacity, history) if begin < end]
         return min(begins)
 
-    def resize(self, sequence: ReferenceSequence, capacity: int, history: int, dump: StateDump) -> None:
+    def resize(self, sequence: ReferenceSequence, capacity: int, history: int, dump: StateDump, is_in_batch: bool = False) -> None:
+        """``is_in_batch``: the dump is that after the calls of others, too, who may have published the last block since: then ask
+        `require_tail_as_shown` after all of them."""
         self.plans.take_back(sequence, self._find_taken_back(sequence, capacity, history))
         tail_is_shared = bool(state_dump_of(dump, sequence.name)["shares_last_block"])
         end_of_tail = (len(sequence.path) + 1) * self.tokens_per_block
+        if is_in_batch and sequence.shared_tail is None:
+            tail_is_shared = False
         if tail_is_shared and (sequence.shared_tail is None or (history < capacity and history < end_of_tail)):
             raise ModelDisagreement(f"sequence {sequence.name} may write its last block, which is shared")
         if not tail_is_shared:
@@ -169,8 +173,12 @@ class ReferenceModel(ReferenceRoom):
         sequence.history = history
         self._may_all_go = True
         for beam in sequence.beams:
-            self.resize(beam, capacity, history, dump)
+            self.resize(beam, capacity, history, dump, is_in_batch)
         self.settle_twins()
+
+    def require_tail_as_shown(self, sequence: ReferenceSequence, call: str, dump: StateDump) -> None:
+        if bool(state_dump_of(dump, sequence.name)["shares_last_block"]) != (sequence.shared_tail is not None):
+            raise ModelDisagreement(f"sequence {sequence.name}: {call} changed who owns the last block")
 
     def set_width(self, sequence: ReferenceSequence, width: int) -> None:
         """The beam width was changed: further beams are forks of beam 0; the last ones are removed."""
@@ -308,11 +316,11 @@ class ReferenceModel(ReferenceRoom):
         """
         self.plans.take_back(sequence, 0)
         if self.indices_stay:
-            sequence.publishes_at_close = sequence.publishes_at_close or sequence.is_committing
+            if sequence.is_committing and sequence.shared_tail is None:
+                sequence.publishes_at_close = True
             for beam in list_beams(sequence):
                 beam.is_committing = False
-            if bool(state_dump_of(dump, sequence.name)["shares_last_block"]) != (sequence.shared_tail is not None):
-                raise ModelDisagreement(f"sequence {sequence.name}: stop_committing changed who owns the last block")
+            self.require_tail_as_shown(sequence, "stop_committing", dump)
             return
         was_committing = sequence.is_committing
         for beam in list_beams(sequence):
@@ -327,8 +335,8 @@ class ReferenceModel(ReferenceRoom):
                 sequence.adopt(ordinal, node)
             elif not self.may_stay_private(sequence):
                 raise ModelDisagreement(f"sequence {sequence.name}: its partial last block was not published")
-        elif tail_is_shared != (sequence.shared_tail is not None):
-            raise ModelDisagreement(f"sequence {sequence.name}: stop_committing changed who owns the last block")
+        else:
+            self.require_tail_as_shown(sequence, "stop_committing", dump)
 
     def close(self, sequence: ReferenceSequence) -> None:
         """The partial last block is published as by `stop_committing`."""

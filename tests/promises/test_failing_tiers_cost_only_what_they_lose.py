@@ -504,3 +504,39 @@ def test_a_read_that_fails_is_of_its_page_alone_whatever_became_of_that(fails: b
         second.close()
         manager.check_invariants()
     device.close()
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("windows", [(None,), (None, 8)])
+def test_a_read_and_a_copy_of_one_exchange_fail(windows: tuple[int | None, ...], seed: int) -> None:
+    """Level 0 and the disk are full of pages that must stay, so pages change places through memory of the host. The first read
+    fails behind the back, and one of the copies is refused, for each copy in turn."""
+    num_refused = 0
+    num_lost = 0
+    for nth in range(1, 14):
+        device = SimulatedDevice(seed, eager=False)
+        with Bench(tiered_config(4, [("disk", 4)], windows=windows), device) as bench:
+            sequences = [bench.suspended(number, 16 if len(windows) == 1 else 8) for number in (1, 2)]
+            device.faults.fail("disk_read", 1, Refused("unreadable"))
+            device.faults.fail("copy", nth, Refused("refused"))
+            try:
+                assert sequences[0].resume(wait=False)
+                sequences[0].suspend()
+            except PageMoveError:
+                num_refused += 1
+            device.faults.clear()
+            bench.manager.check_invariants()
+            finish(bench)
+            for kv_cache in sequences:
+                try:
+                    assert kv_cache.resume()
+                    bench.check(kv_cache)
+                    kv_cache.suspend()
+                except StorageIOError as error:
+                    assert "are lost" in str(error)
+                    num_lost += 1
+                finish(bench)
+            for kv_cache in sequences:
+                kv_cache.close()
+        assert device.races == ()
+    assert num_refused > 3 and 0 < num_lost <= 13

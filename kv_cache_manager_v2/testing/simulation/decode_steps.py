@@ -67,10 +67,12 @@ def _step_once(
         passed = sequence.handle.id not in left
         run.judge.judge_turns(f"decode step of sequence {sequence.name} to {capacity}", needs, passed)
         if passed:
-            run.model.resize(model, capacity, model.history, dump)
+            run.model.resize(model, capacity, model.history, dump, is_in_batch=True)
             stayed.append(sequence)
         else:
             run.num_refused += 1
+    for sequence in stayed:
+        run.model.require_tail_as_shown(sequence.model, "decode step", dump)
     run.record_early_copies()
     # The last row takes the place of one that leaves.
     rows = list(members)
