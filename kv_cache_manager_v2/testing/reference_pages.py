@@ -37,6 +37,7 @@ class ReferencePages:
         "tokens_per_block", "rules", "tree", "sequences", "statuses", "places", "_with_partial_blocks", "_backoff", "_must_come",
         "_may_come", "_may_go", "_may_all_go", "_scratch_rules", "_maybe_published", "_next_private",
         "state", "lost", "_snapshots_due", "leases", "_published_as", "twins", "indices_stay", "in_tree",
+        "num_drop_plans",
     )  # fmt: skip
 
     tokens_per_block: Final[int]
@@ -63,6 +64,8 @@ class ReferencePages:
     indices_stay: Final[bool]
     in_tree: set[int]
     """The nodes of the last dump, whatever pages they have."""
+    num_drop_plans: int
+    """How many are open. One keeps the last block that it names in the tree, whatever pages that has left."""
 
     def __init__(self, config: KVCacheManagerConfig, layer_grouping: Sequence[Sequence[int]]) -> None:
         size = config.tokens_per_block
@@ -96,6 +99,7 @@ class ReferencePages:
         self._published_as = {}
         self.twins = []
         self.in_tree = set()
+        self.num_drop_plans = 0
         self.indices_stay = not config.allow_seq_rebasing
 
     # -- state dumps --------------------------------------------------------------------------------------------------
@@ -353,7 +357,7 @@ class ReferencePages:
         """The valid results of `create_kv_cache` and `probe_reuse` now; of `rewind`, which does not trim."""
         present = self.statuses.keys() - self.lost
         if self._backoff > 0 and is_trimmed:
-            in_tree = {node for node, _group in self.statuses}
+            in_tree = set(self.in_tree) if self.num_drop_plans > 0 else {node for node, _group in self.statuses}
             for sequence in self.sequences.values():
                 in_tree.update(sequence.path)
                 if sequence.shared_tail is not None:

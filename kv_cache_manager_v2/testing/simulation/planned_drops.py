@@ -22,18 +22,20 @@ class PlannedDrops:
     def __init__(self) -> None:
         self._plans = []
 
-    def plan(self, handle: KVCache, random: Random) -> None:
+    def plan(self, handle: KVCache, model: ReferenceModel, random: Random) -> None:
         """Plan for a sequence that commits no more."""
         if random.random() < 0.7:
             plan = handle.plan_committed_block_drop()
             if plan is not None:
                 self._plans.append(plan)
+                model.num_drop_plans += 1
 
     def carry_one_out(self, manager: KVCacheManager, model: ReferenceModel, random: Random) -> None:
         """Apply or cancel a plan. Only unneeded pages may be dropped, which the model checks, and as many as reported."""
         if len(self._plans) == 0:
             return
         plan = self._plans.pop(int(random.random() * len(self._plans)))
+        model.num_drop_plans -= 1
         num_before = _count_pages(manager.describe())
         if random.random() < 0.2:
             plan.cancel()
