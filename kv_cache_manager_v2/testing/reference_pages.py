@@ -297,6 +297,18 @@ class ReferencePages:
                     self.tree.ever_published.add((node, page.group))
                     self._may_come.add((node, page.group))
 
+    def adopt_leased(self, dump: StateDump) -> None:
+        """Between a commit and the next `see`: whether it has published leased blocks as they are, by a later dump."""
+        before = (self.statuses, self.places, self.lost, self.in_tree)
+        self._read_tree(dump)
+        node_in_slot = {(page[1], place[1]): page[0] for page, place in self.places.items() if place[0] == 0}
+        self.statuses, self.places, self.lost, self.in_tree = before
+        for lease in self.leases.values():
+            for page in lease.pages:
+                node = node_in_slot.get((page.group, page.slot))
+                if page.node is None and page.number is not None and node in self._published_as.get(page.number, set()):
+                    page.node = node
+
     def name(self, page: Page) -> str:
         node, group = page
         return f"the page of group {group} of block {self.tree.depth(node)} with tokens {self.tree.tokens(node)}"

@@ -60,6 +60,7 @@ def _step_once(
         model = sequence.model
         if token != _NO_TOKEN:
             run.model.commit(model, [token], NO_SNAPSHOT)
+            run.model.adopt_leased(dump)
             sequence.given_end = _NO_TOKEN
             run.texts.keep(random, tuple(model.committed))
         capacity = max(model.capacity, model.history + num_inputs)
