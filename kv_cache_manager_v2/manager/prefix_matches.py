@@ -106,7 +106,7 @@ class PrefixMatches:
         if match.num_tokens <= end:
             return match
         # Trimmed, other pages are in the windows and the last block may be another one: look again at what is left.
-        return shared.matcher.find_longest(root, packed[: int(end) * TOKEN_BYTES]) if end > 0 else Match([], 0)
+        return find_whole(shared, root, packed[: int(end) * TOKEN_BYTES]) if end > 0 else Match([], 0)
 
     def _cut_before_lost(self, root: Block | None, packed: bytes, match: Match, settles: bool) -> Match:
         """The match up to the first page whose bytes a disk has lost: such a page stays in the tree while a sequence holds it."""
@@ -144,7 +144,7 @@ class PrefixMatches:
             return found
         if end <= 0:
             return NO_STATE_MATCH
-        trimmed = matcher.find_longest(root, packed[: int(end) * TOKEN_BYTES])
+        trimmed = find_whole_with_state(shared, root, packed[: int(end) * TOKEN_BYTES])
         trimmed.known_blocks = found.known_blocks
         trimmed.extends = found.extends
         return trimmed

@@ -125,7 +125,11 @@ class StateMatcher:
         return StateMatch(Match([], 0), attention_tokens, 0, None, branch_tokens)
 
     def _has_snapshot(self, block: Block) -> bool:
-        return self._rows.has_page(block.first_page + self._life_cycle)
+        page = block.first_page + self._life_cycle
+        if not self._rows.has_page(page):
+            return False
+        reads = self._tree.storage.reads
+        return reads.is_idle or int(page) not in reads.lost
 
     def _find_partial_snapshot(self, parent: Block, packed: bytes, begin: i64, longest: i64, least: i64) -> Block | None:
         """The longest child of ``parent`` that is the prompt's next ``least`` to ``longest`` tokens and has a snapshot."""

@@ -223,6 +223,8 @@ class SharedState:
     def count_whole_blocks(self, blocks: list[Block]) -> i64:
         """How many of them come before the first that has a page whose bytes a disk has lost."""
         count: i64 = 0
+        if self.storage.reads.is_idle:
+            return len(blocks)
         for block in blocks:
             if self.storage.reads.has_lost(block.first_page, self.num_life_cycles):
                 break

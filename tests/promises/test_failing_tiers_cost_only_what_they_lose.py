@@ -1,5 +1,6 @@
 """Whatever a copy or a disk does wrong: never a wrong byte, never a lost slot, an error that names the level, and others go on."""
 
+import contextlib
 import errno
 
 import pytest
@@ -540,3 +541,35 @@ def test_a_read_and_a_copy_of_one_exchange_fail(windows: tuple[int | None, ...],
                 kv_cache.close()
         assert device.races == ()
     assert num_refused > 3 and 0 < num_lost <= 13
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_what_is_left_of_a_trimmed_match_is_whole(lost: int) -> None:
+    """With `reuse_match_backoff` the end of a match is taken off, and what is left is looked for again: a block that begins alike and is
+    lost may serve it no more than the match."""
+    device = SimulatedDevice(1)
+    with Bench(tiered_config(12, [("disk", 16)], reuse_match_backoff=1), device) as bench:
+        texts = [[1, 2, 3, last] for last in (4, 5)]
+        sequences = []
+        for number, text in enumerate(texts):
+            kv_cache = bench.manager.create_kv_cache(id=number)
+            assert kv_cache.resume() and kv_cache.resize(4, 0)
+            bench.engine.execute([Step(kv_cache, text, [])])
+            kv_cache.commit(text)
+            kv_cache.suspend()
+            sequences.append(kv_cache)
+        bench.suspended(2, 12 * TOKENS_PER_BLOCK).close()
+        device.faults.fail("disk_read", 1, Refused("unreadable"))
+        assert sequences[lost].prefetch(0)
+        with contextlib.suppress(StorageIOError):
+            device.drain()
+        again = bench.manager.create_kv_cache(input_tokens=texts[1 - lost], id=3)
+        assert again.num_committed_tokens in (0, 3)
+        bench.texts[3] = [1, 2, 3][: again.num_committed_tokens]
+        assert again.resume()
+        bench.check(again)
+        again.close()
+        with pytest.raises(StorageIOError, match="are lost"):
+            sequences[lost].resume()
+        for kv_cache in sequences:
+            kv_cache.close()

@@ -3,6 +3,7 @@
 The manager's own streams are held, so that nothing arrives; whatever a user's stream has to do must be done all the same.
 """
 
+import contextlib
 from collections.abc import Callable
 
 import pytest
@@ -15,7 +16,9 @@ from kv_cache_manager_v2 import (
     HostCacheTierConfig,
     KVCache,
     KVCacheManagerConfig,
+    LoadFailed,
     SnapshotPolicy,
+    StorageIOError,
     SwaScratchReuseConfig,
 )
 from kv_cache_manager_v2.testing import SimulatedDevice, Step
@@ -230,3 +233,54 @@ def test_scratch_slots_of_pages_that_are_leaving(seed: int) -> None:
         for kv_cache in (first, other, third):
             kv_cache.close()
         assert device.races == ()
+
+
+@pytest.mark.parametrize("backoff", [0, 1])
+@pytest.mark.parametrize("seed", range(2))
+def test_a_lost_snapshot_is_not_matched(seed: int, backoff: int) -> None:
+    """A snapshot within a block hangs on a partial block of its own, beside the full one that serves the attention layers. While a
+    sequence holds pages whose reads have failed, no other prompt is given them, and the sequence can go back to where all is there."""
+    num_lost = 0
+    for nth in range(1, 5):
+        device = SimulatedDevice(seed)
+        config = hybrid_config(
+            cache_tiers=[GpuCacheTierConfig(1024), DiskCacheTierConfig(1 << 14, "/tmp")],
+            max_util_for_resume=1.0,
+            snapshot_policy=SnapshotPolicy(at_close=True),
+            reuse_match_backoff=backoff,
+        )
+        with Bench(config, device) as bench:
+            author = bench.manager.create_kv_cache(id=1)
+            assert author.resume() and bench.write(author, 6, commit=True)
+            author.close()
+            longer = bench.manager.create_kv_cache(id=1, input_tokens=list(bench.texts[1]))
+            bench.texts[1] = bench.texts[1][: longer.num_committed_tokens]
+            assert longer.resume() and bench.write(longer, 12 - longer.num_committed_tokens, commit=True)
+            prompt = [*longer.committed_tokens[: 6 + backoff], 78]
+            longer.close()
+            others = [bench.suspended(number, 2 * TOKENS_PER_BLOCK) for number in range(2, 8)]
+            first = bench.manager.create_kv_cache(input_tokens=prompt, id=10)
+            assert first.num_committed_tokens == 6
+            device.drain()
+            device.faults.fail("disk_read", nth, RuntimeError("unreadable"))
+            assert first.prefetch(0)
+            with contextlib.suppress(StorageIOError):
+                device.drain()
+            again = bench.manager.create_kv_cache(input_tokens=prompt, id=11)
+            bench.texts[11] = prompt[: again.num_committed_tokens]
+            assert again.resume()
+            bench.check(again)
+            again.suspend()
+            bench.texts[10] = prompt[:6]
+            try:
+                assert first.resume()
+            except LoadFailed as error:
+                num_lost += 1
+                assert first.rewind(error.first_bad_token) == error.first_bad_token == first.num_committed_tokens
+                bench.texts[10] = prompt[: first.num_committed_tokens]
+                assert first.resume()
+            bench.check(first)
+            for kv_cache in (first, again, *others):
+                kv_cache.close()
+        assert device.races == ()
+    assert num_lost > 0
