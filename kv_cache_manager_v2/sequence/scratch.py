@@ -99,6 +99,11 @@ class Scratch:
                 storage.slots.advance_ready(slot, storage.pool_group_of[life_cycle], timeline, mark)
             life_cycle += 1
 
+    def clear(self) -> None:
+        """No block is a scratch block any more; the slots are free already."""
+        for life_cycle in range(self.shared.num_life_cycles):
+            self.set_range(life_cycle, 0, 0)
+
     def release_all(self, mark: i64) -> None:
         if self.num_blocks == 0:
             return

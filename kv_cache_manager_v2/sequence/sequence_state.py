@@ -259,6 +259,7 @@ class SequenceState:
         self.planned = None
         self.copies_tail_on_resume = False
         self.is_committing = True
+        self.publishes_at_close = False
         self.continues = NO_HINT
         self.path_end = UNPINNED
         self.state_blocks = []
@@ -270,6 +271,7 @@ class SequenceState:
         self.tail.clear()
         for table in self.tables:
             table.resize(0)
+        self.scratch.clear()
         self.window_begins = self.shared.least_window_begins[:]
         self.arrivals = vec[i64]()
         self.awaits_reads = False

@@ -256,7 +256,7 @@ def test_a_lost_snapshot_is_not_matched(seed: int, backoff: int) -> None:
             longer = bench.manager.create_kv_cache(id=1, input_tokens=list(bench.texts[1]))
             bench.texts[1] = bench.texts[1][: longer.num_committed_tokens]
             assert longer.resume() and bench.write(longer, 12 - longer.num_committed_tokens, commit=True)
-            prompt = [*longer.committed_tokens[: 6 + backoff], 78]
+            prompt = [*bench.texts[1][: 6 + backoff], 78]
             longer.close()
             others = [bench.suspended(number, 2 * TOKENS_PER_BLOCK) for number in range(2, 8)]
             first = bench.manager.create_kv_cache(input_tokens=prompt, id=10)

@@ -23,6 +23,7 @@ from kv_cache_manager_v2 import (
     LoadFailed,
     StorageIOError,
     StridedPages,
+    SwaScratchReuseConfig,
 )
 from kv_cache_manager_v2.testing import FakeEngine, Step
 from kv_cache_manager_v2.testing.journal_rerun import rerun
@@ -207,6 +208,51 @@ def test_it_is_as_if_made_anew(make: Callable[[], KVCacheManager]) -> None:
             kv_cache.commit(TEXT[kv_cache.num_committed_tokens :])
             assert kv_cache.committed_tokens == TEXT
             manager.check_invariants()
+            kv_cache.close()
+            anew.close()
+
+
+def scratch_model() -> KVCacheManager:
+    return manager_of((8,), num_slots=40, swa_scratch_reuse=SwaScratchReuseConfig())
+
+
+def scratch_that_stays() -> KVCacheManager:
+    return manager_of((8,), num_slots=40, swa_scratch_reuse=SwaScratchReuseConfig(), allow_seq_rebasing=False)
+
+
+@pytest.mark.parametrize("stops", [False, True])
+@pytest.mark.parametrize("suspends", [False, True])
+@pytest.mark.parametrize("make", [lambda: manager_of((None, 8)), make_hybrid, scratch_model, scratch_that_stays], ids=range(4))
+def test_nothing_of_an_unfinished_step_stays(make: Callable[[], KVCacheManager], suspends: bool, stops: bool) -> None:
+    """Rewound in the middle of a prompt, with scratch blocks and a partial block: all that is described is as of one made anew."""
+    for count in range(11):
+        with make() as manager, make() as other:
+            kv_cache = manager.create_kv_cache(None, TEXT)
+            assert kv_cache.resume() and kv_cache.resize(10)
+            kv_cache.commit(TEXT[:10])
+            assert kv_cache.resize(len(TEXT))
+            if stops:
+                kv_cache.stop_committing()
+            if suspends:
+                kv_cache.suspend()
+            kv_cache.rewind(count)
+            prefill(other, TEXT[:10]).close()
+            anew = other.create_kv_cache(None, TEXT[:count])
+            kept = kv_cache.num_committed_tokens
+            assert kept == anew.num_committed_tokens
+            (described,) = manager.describe()["sequences"]
+            (expected,) = other.describe()["sequences"]
+            for name in described.keys() - {"id", "stream", "page_slots", "state_slots"}:
+                assert described[name] == expected[name], name
+            assert kv_cache.resume() and anew.resume()
+            for group in range(len(manager.layer_grouping)):
+                if manager.life_cycle_of_group(group).has_page_per_block:
+                    assert kv_cache.get_scratch_desc(group) == anew.get_scratch_desc(group)
+            manager.check_invariants()
+            used, expected_use = [
+                [counts.total - counts.free - counts.evictable for counts in one.get_storage_statistics(0)] for one in (manager, other)
+            ]
+            assert used == expected_use
             kv_cache.close()
             anew.close()
 
