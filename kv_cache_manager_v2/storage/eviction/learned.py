@@ -447,7 +447,7 @@ class LearnedQueue(VictimQueue):
         at = segment * SEGMENT_WORDS
         if page != NO_VICTIM and self._rows.priority(page) <= words[at + KEY] >> PRIORITY_SHIFT:
             return page
-        oldest = self.records.find_oldest(self._number) if is_dropped else NO_SEGMENT
+        oldest = self.records.find_oldest(self._number, segment) if is_dropped else NO_SEGMENT
         if oldest != NO_SEGMENT and words[oldest * SEGMENT_WORDS + KEY] >> PRIORITY_SHIFT == words[at + KEY] >> PRIORITY_SHIFT:
             at = oldest * SEGMENT_WORDS
         return words[at + SEGMENT_PLACE] & LOW

@@ -48,7 +48,10 @@ class LevelOrder:
         words = records.table.words
         at = segment_of_note(note) * SEGMENT_WORDS
         at_other = segment_of_note(other_note) * SEGMENT_WORDS
-        if not records.shadow.rules and words[at + KEY] != words[at_other + KEY]:
+        if (
+            words[at + KEY] != words[at_other + KEY] and records.values_decide(words[at + STAMP])
+            and records.values_decide(words[at_other + STAMP])
+        ):  # fmt: skip
             return words[at + KEY] < words[at_other + KEY]
         return words[at + STAMP] < words[at_other + STAMP]
 

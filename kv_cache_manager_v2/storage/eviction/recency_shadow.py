@@ -7,7 +7,7 @@ that comes back says when it was pushed last, from its page or from its ghost; i
 *The account.* Each hit that recency would not have had is a page of credit, each hit that only it would have had a page of debt:
 
     every 1,024 pushed      a page of credit: so much may be lost in the long run
-    credit                  fades by a 4096th each part, and is never more than a quarter of the slots: what was won long ago excuses
+    credit                  fades by a 4096th each part, and is never more than half of the slots: what was won long ago excuses
                             nothing now
     debt > allowance        recency rules, until a quarter of that is forgiven; the allowance is two pages per 1024 pushed so far, at
                             most a 64th of the slots. With what is saved these are three per 1024: 0.3 points of hit rate
@@ -15,6 +15,8 @@ that comes back says when it was pushed last, from its page or from its ghost; i
                             would be lost. More than 16 times what credit and debt allow: recency rules, until there are fewer
 
 So a policy that was right for long may differ from recency as it likes; one that has just begun, or was wrong lately, only in little.
+Where recency rules, pages that it would not have are as free to choose from as ever: whichever goes, nothing is lost beside it. So what was
+kept against recency, and not for nothing, stays, and wins back what was lost.
 """
 
 from typing import Final, final
@@ -29,8 +31,8 @@ _PAGE: Final = 1024
 _SAVED: Final = 1
 """Per page pushed: one of 1,024."""
 _FADE_SHIFT: Final = 12
-_MOST_CREDIT: Final = 256
-"""Per slot: a quarter of a page."""
+_MOST_CREDIT: Final = 512
+"""Per slot: half a page."""
 _DEBT: Final = 2
 """Per page pushed so far: who has just begun may owe little."""
 _MOST_DEBT: Final = 16
@@ -48,8 +50,8 @@ class RecencyShadow:
     """
 
     __slots__ = (
-        "num_pages", "num_at_risk", "is_barred", "rules", "is_behind", "_credit", "_most_credit", "_debt_allowed", "_most_debt", "_counts",
-        "_gone", "_oldest",
+        "num_pages", "num_at_risk", "is_barred", "rules", "is_behind", "oldest", "_credit", "_most_credit", "_debt_allowed", "_most_debt",
+        "_counts", "_gone",
     )  # fmt: skip
 
     num_pages: i64
@@ -57,6 +59,8 @@ class RecencyShadow:
     is_barred: bool
     rules: bool
     is_behind: bool
+    oldest: i64
+    """The part from which on content would be there."""
     _credit: i64
     _most_credit: i64
     _debt_allowed: i64
@@ -65,8 +69,6 @@ class RecencyShadow:
     """Ring of parts."""
     _gone: vec[i32]
     """Those of them that are gone."""
-    _oldest: i64
-    """The part from which on content would be there."""
 
     def __init__(self) -> None:
         self.num_pages = 0
@@ -80,7 +82,7 @@ class RecencyShadow:
         self._most_debt = 0
         self._counts = vec[i64]([0] * NUM_PARTS)
         self._gone = vec[i32]([0] * NUM_PARTS)
-        self._oldest = 0
+        self.oldest = 0
 
     def set_capacity(self, num_slots: i64) -> None:
         self._most_credit = num_slots * _MOST_CREDIT
@@ -99,14 +101,14 @@ class RecencyShadow:
             part += 1
         self.num_pages = 0
         self.num_at_risk = 0
-        self._oldest = now - NUM_PARTS + 1 if now >= NUM_PARTS else 0
+        self.oldest = now - NUM_PARTS + 1 if now >= NUM_PARTS else 0
 
     def end_part(self, stamp: i64, num_pushed: i64) -> None:
         """In that part, which is over, so many pages were pushed."""
         counts = self._counts
         counts[stamp & (NUM_PARTS - 1)] += num_pushed
         self.num_pages += num_pushed
-        if stamp + 1 - self._oldest == NUM_PARTS:
+        if stamp + 1 - self.oldest == NUM_PARTS:
             self._drop_oldest()
         counts[(stamp + 1) & (NUM_PARTS - 1)] = 0
         if self._credit > 0:
@@ -126,13 +128,13 @@ class RecencyShadow:
 
     def note_come(self, stamp: i64, count: i64 = 1) -> None:
         """So many pages are counted to that part, without a push."""
-        if stamp >= self._oldest:
+        if stamp >= self.oldest:
             self._counts[stamp & (NUM_PARTS - 1)] += count
             self.num_pages += count
 
     def note_left(self, stamp: i64, count: i64 = 1) -> bool:
         """So many pages that were pushed then are counted there no more; whether recency would have had them."""
-        if stamp < self._oldest:
+        if stamp < self.oldest:
             return False
         self._counts[stamp & (NUM_PARTS - 1)] -= count
         self.num_pages -= count
@@ -145,7 +147,7 @@ class RecencyShadow:
 
     def note_gone(self, stamp: i64, count: i64 = 1) -> None:
         """So many pages that were pushed then were evicted."""
-        if stamp >= self._oldest:
+        if stamp >= self.oldest:
             gone = i64(self._gone[stamp & (NUM_PARTS - 1)]) + count
             entry: int = gone
             self._gone[stamp & (NUM_PARTS - 1)] = entry
@@ -169,21 +171,21 @@ class RecencyShadow:
         """Pages are about to be evicted: recency has as many as the queue. ``num_pages`` are in it, those pushed in part ``now``,
         which is not over, left out."""
         self.is_behind = False
-        while self.num_pages > num_pages and self._oldest < now:
+        while self.num_pages > num_pages and self.oldest < now:
             self._drop_oldest()
         self.rules = self.is_barred or self.num_at_risk * _PAGE > _MOST_RISK * (self._debt_allowed + self._credit)
 
     def check(self, now: i64) -> None:
         """Assert the bounds of what is counted; ``now`` is the part that is not over. O(1)."""
-        assert now - NUM_PARTS < self._oldest <= now, f"part {self._oldest} is the oldest known one in part {now}"
+        assert now - NUM_PARTS < self.oldest <= now, f"part {self.oldest} is the oldest known one in part {now}"
         assert self._credit <= self._most_credit, f"a credit of {self._credit} where {self._most_credit} are allowed"
         assert 0 <= self._debt_allowed <= self._most_debt, f"a debt of {self._debt_allowed} is allowed, {self._most_debt} at most"
         assert self.num_at_risk >= 0, f"{self.num_at_risk} pages at risk"
 
     def _drop_oldest(self) -> None:
-        at = self._oldest & (NUM_PARTS - 1)
+        at = self.oldest & (NUM_PARTS - 1)
         self.num_pages -= self._counts[at]
         self._counts[at] = 0
         self.num_at_risk -= i64(self._gone[at])
         self._gone[at] = 0
-        self._oldest += 1
+        self.oldest += 1

@@ -219,17 +219,22 @@ class SegmentRecords:
     def part_of(self, stamp: i64) -> i64:
         return (stamp >> STAMP_SHIFT) // self._part_length
 
-    def find_oldest(self, queue: i64) -> i64:
-        """Where recency chooses what is dropped: the oldest segment of the queue. Else, or if it is not found, NO_SEGMENT.
+    def find_oldest(self, queue: i64, least: i64) -> i64:
+        """Where recency chooses what is dropped: a segment that it would not have, of little value, or the oldest one where it has all.
+        Else, or if none is found, NO_SEGMENT: ``least``, the segment of least value, is to go.
 
         Not asked for what is offloaded: nothing is lost there, so the account is not concerned.
         """
         shadow = self.shadow
         if shadow.is_behind:
             shadow.trim(self.num_pages - self._num_in_part, self._part)
-        if not shadow.rules:
+        if self.values_decide(self.table.words[least * SEGMENT_WORDS + STAMP]):
             return NO_SEGMENT
-        return self.table.oldest_queued(queue)
+        return self.table.least_of_oldest(queue, (shadow.oldest * self._part_length) << STAMP_SHIFT)
+
+    def values_decide(self, stamp: i64) -> bool:
+        """Whether a segment with that STAMP goes by its value: always, but where recency rules only if it would not have it."""
+        return not self.shadow.rules or self.part_of(stamp) < self.shadow.oldest
 
     # -- segments -----------------------------------------------------------------------------------------------------
 

@@ -54,6 +54,7 @@ _MOST_SWEPT: Final = 16
 _MOST_PASSED: Final = 8
 _NUM_OLDEST: Final = 4
 _MOST_LOOKS: Final = 64
+_MOST_COMPARED: Final = 8
 
 
 @final
@@ -61,7 +62,10 @@ _MOST_LOOKS: Final = 64
 class SegmentTable:
     """`words` may be replaced by `add`: take a fresh alias after it. ``num_segments`` are in use, ``num_ghosts`` of all."""
 
-    __slots__ = ("words", "marks", "num_segments", "num_ghosts", "_first_free", "_swept", "_refreshed", "_oldest_queued", "_num_reserved")
+    __slots__ = (
+        "words", "marks", "num_segments", "num_ghosts", "_first_free", "_swept", "_refreshed", "_oldest_queued", "_looked", "_chosen",
+        "_chosen_counts", "_num_reserved",
+    )  # fmt: skip
 
     words: vec[i64]
     marks: Final[vec[i64]]
@@ -76,6 +80,11 @@ class SegmentTable:
     """Where `next_queued` goes on."""
     _oldest_queued: Final[list[int]]
     """By queue: all older segments, but for some of equal age, have no pages in it; NO_SEGMENT where none has."""
+    _looked: Final[list[int]]
+    """By queue: where `least_of_oldest` goes on."""
+    _chosen: Final[list[int]]
+    """By queue: what that found, and the COUNTS that it had."""
+    _chosen_counts: Final[list[int]]
 
     def __init__(self) -> None:
         assert _TRAIT_BITS == TRAIT_BITS, "a segment's word of state has no room for its traits"
@@ -88,6 +97,9 @@ class SegmentTable:
         self._swept = NO_SEGMENT
         self._refreshed = NO_SEGMENT
         self._oldest_queued = []
+        self._looked = []
+        self._chosen = []
+        self._chosen_counts = []
         self._num_reserved = 0
 
     def reserve(self, num_segments: i64) -> None:
@@ -98,6 +110,9 @@ class SegmentTable:
 
     def add_queue(self) -> None:
         self._oldest_queued.append(NO_SEGMENT)
+        self._looked.append(NO_SEGMENT)
+        self._chosen.append(NO_SEGMENT)
+        self._chosen_counts.append(0)
 
     def is_used(self, segment: i64) -> bool:
         return segment * SEGMENT_WORDS < len(self.words) and self.words[segment * SEGMENT_WORDS + STATE] != FREE
@@ -177,6 +192,10 @@ class SegmentTable:
         while queue < len(self._oldest_queued):
             if self._oldest_queued[queue] == segment:
                 self._oldest_queued[queue] = newer
+            if self._looked[queue] == segment:
+                self._looked[queue] = newer
+            if self._chosen[queue] == segment:
+                self._chosen[queue] = NO_SEGMENT
             queue += 1
         at_older = older * SEGMENT_WORDS + ORDER
         words[at_older] = (words[at_older] & _LINK) | (newer << _LINK_SHIFT)
@@ -269,6 +288,35 @@ class SegmentTable:
             return NO_SEGMENT
         self._oldest_queued[queue] = int(segment)
         return segment
+
+    def least_of_oldest(self, queue: i64, limit: i64) -> i64:
+        """Of the segments with a smaller STAMP than ``limit`` that have pages there: one of little value, by a few looks, all of them in
+        turn; the oldest segment where none is as old. NO_SEGMENT as `oldest_queued`.
+        """
+        oldest = self.oldest_queued(queue)
+        words = self.words
+        if oldest == NO_SEGMENT or words[oldest * SEGMENT_WORDS + STAMP] >= limit:
+            return oldest
+        best = oldest
+        chosen: i64 = self._chosen[queue]
+        if chosen != NO_SEGMENT and words[chosen * SEGMENT_WORDS + STAMP] < limit and self._has_pages(chosen, queue):
+            if words[chosen * SEGMENT_WORDS + COUNTS] == self._chosen_counts[queue]:
+                # It is asked once more, and nothing was dropped.
+                return chosen
+            best = chosen
+        segment: i64 = self._looked[queue]
+        num_left: i64 = _MOST_COMPARED
+        while num_left > 0:
+            num_left -= 1
+            if segment == NO_SEGMENT or words[segment * SEGMENT_WORDS + STAMP] >= limit:
+                segment = oldest
+            if words[segment * SEGMENT_WORDS + KEY] < words[best * SEGMENT_WORDS + KEY] and self._has_pages(segment, queue):
+                best = segment
+            segment = self.newer(segment)
+        self._looked[queue] = int(segment)
+        self._chosen[queue] = int(best)
+        self._chosen_counts[queue] = int(words[best * SEGMENT_WORDS + COUNTS])
+        return best
 
     def pass_empty(self) -> None:
         """Begin to look for the oldest of each queue where the looks so far have ended."""

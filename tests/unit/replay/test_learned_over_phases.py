@@ -6,11 +6,11 @@ docs/eviction.md says what such searches found. With other seeds, and more of th
 from collections.abc import Iterator
 from random import Random
 
-from kv_cache_manager_v2 import EvictionPolicy, is_compiled
+from kv_cache_manager_v2 import EvictionPolicy
 from kv_cache_manager_v2.replay.block_cache import BlockCache
 from kv_cache_manager_v2.replay.block_requests import BlockRequests
 
-SEEDS = range(20) if is_compiled() else range(4)
+SEEDS = range(20)
 SHARES = (0.05, 0.2)
 """Of all blocks."""
 

@@ -58,6 +58,9 @@ class NaiveLearned(NaiveQueue):
         self.num_in_part = 0
         self.oldest: NaiveSegment | None = None
         """All older segments have no pages."""
+        self.looked: NaiveSegment | None = None
+        self.chosen: tuple[NaiveSegment, int, int] | None = None
+        """What `least_of_oldest` found, with so many pages and ghosts."""
         self.set_capacity(capacity)
         self.current: tuple[NaiveSegment, int] | None = None
         self.latest: dict[int, NaiveSegment] = {}
@@ -132,6 +135,10 @@ class NaiveLearned(NaiveQueue):
             self.swept = self.following(segment)
         if self.oldest is segment:
             self.oldest = self.following(segment)
+        if self.looked is segment:
+            self.looked = self.following(segment)
+        if self.chosen is not None and self.chosen[0] is segment:
+            self.chosen = None
         self.segments.remove(segment)
 
     def free_if_empty(self, segment: NaiveSegment) -> None:
@@ -446,9 +453,36 @@ class NaiveLearned(NaiveQueue):
         assert least is not None
         if self.shadow.is_behind:
             self.shadow.trim(sum(len(segment.pages) for segment in queued) - self.num_in_part, self.part)
-        oldest = self.pass_empty()
-        if self.shadow.rules and oldest is not None and oldest.pages:
-            self.oldest = oldest
-            if oldest.priority == least.priority:
+        if self.shadow.rules and not self.is_surplus(least):
+            oldest = self.least_of_oldest()
+            if oldest is not None and oldest.priority == least.priority:
                 return oldest.pages[0]
         return least.pages[0]
+
+    def is_surplus(self, segment: NaiveSegment) -> bool:
+        """Whether recency would not have it."""
+        return self.part_of(segment) < self.shadow.oldest
+
+    def least_of_oldest(self) -> NaiveSegment | None:
+        """By eight looks, of those that recency would not have; the oldest where there are none."""
+        oldest = self.pass_empty()
+        if oldest is None or not oldest.pages:
+            return None
+        self.oldest = oldest
+        if not self.is_surplus(oldest):
+            return oldest
+        best = oldest
+        if self.chosen is not None and self.chosen[0].pages and self.is_surplus(self.chosen[0]):
+            best = self.chosen[0]
+            if self.chosen[1:] == (len(best.pages), best.num_ghosts):
+                return best
+        segment = self.looked
+        for _ in range(8):
+            if segment is None or not self.is_surplus(segment):
+                segment = oldest
+            if segment.pages and (segment.priority, segment.value) < (best.priority, best.value):
+                best = segment
+            segment = self.following(segment)
+        self.looked = segment
+        self.chosen = (best, len(best.pages), best.num_ghosts)
+        return best
