@@ -2,7 +2,7 @@
 
 A prefix (a path of blocks, whatever its reuse scope) is known by a 62-bit hash of its tokens, a scope by 20 bits. `RemovalHistory`
 remembers prefixes that are no longer cached. Everything depends on the calls alone. Two prefixes with one hash are taken for each other
-here, and only here: no decision is made from it.
+here, and only here: no page is matched or evicted by it; shares of memory may follow from it (`RoomLosses`).
 """
 
 from typing import Final, final
@@ -116,7 +116,7 @@ class BlockHistory:
     def record_published(self, parent: i64, block: i64, key: bytes) -> None:
         """Both by their first page id; ``parent`` may be a root, ``key`` shorter than a block."""
         prefix = hash_block(self.prefix_of(parent), key)
-        scope = self._scope_of_path(parent)
+        scope = self.scope_of_path(parent)
         number = self._rows.block_number(block)
         prefixes = self._prefixes.words
         prefixes[number] = prefix
@@ -137,7 +137,7 @@ class BlockHistory:
             self._record_one_by_one(parent, first_pages, packed)
             return
         run_prefixes = _hash_in_parts(self.prefix_of(parent), packed, num_blocks)
-        scope = self._scope_of_path(parent)
+        scope = self.scope_of_path(parent)
         scope_bits = scope << SCOPE_SHIFT
         sampler = self.sampler
         threshold: i64 = 0 if sampler is None else sampler.threshold
@@ -194,7 +194,7 @@ class BlockHistory:
         rows = self._rows
         first_of_all = rows.first_page_of_blocks
         shift = rows.block_shift
-        scope = self._scope_of_path(first_pages[0])
+        scope = self.scope_of_path(first_pages[0])
         gone = vec[i64]([NO_PREFIX] * num_blocks)
         for ordinal in range(num_blocks):
             first_page = first_pages[ordinal]
@@ -238,7 +238,7 @@ class BlockHistory:
         sampler = self.sampler
         if sampler is None or block < 0:
             return
-        scope = self._scope_of_path(block)
+        scope = self.scope_of_path(block)
         sample = self._nearest_sample(block)
         while sample != NO_SAMPLE:
             key = key_of(self._prefixes.words[sample], scope)
@@ -285,7 +285,7 @@ class BlockHistory:
     def scope_of(self, root: i64) -> i64:
         return self._scopes[int(root)]
 
-    def _scope_of_path(self, block: i64) -> i64:
+    def scope_of_path(self, block: i64) -> i64:
         """Of a published block, or of a root."""
         if block < 0:
             return self._scopes[int(block)]
@@ -294,6 +294,15 @@ class BlockHistory:
     def find(self, prefix: i64, scope: i64) -> i64:
         """See `RemovalHistory.find`."""
         return self._table.find(prefix, scope)
+
+    @property
+    def time(self) -> i64:
+        """See `RemovalHistory.time`; so the next."""
+        return self._table.time
+
+    @property
+    def found_time(self) -> i64:
+        return self._table.found_time
 
 
 def _hash_in_parts(prefix: i64, packed: memoryview, num_blocks: i64) -> vec[i64]:

@@ -15,6 +15,7 @@ from ..reuse.block_history import BlockHistory
 from ..reuse.match import Match
 from ..reuse.miss_explainer import MissExplainer
 from ..reuse.radix_tree import RadixTree
+from ..reuse.room_losses import RoomLosses, find_full_group
 from ..reuse.token_packing import TOKEN_BYTES
 from ..stats.reuse_log import ASKED
 from ..stats.reuse_sampler import MAX_SAMPLES, ReuseSampler
@@ -46,12 +47,15 @@ MAX_HISTORY_ENTRIES: Final = 1 << 19
 class UsageRecorder:
     """The totals of one manager, and who explains its misses."""
 
-    __slots__ = ("total", "explainer")
+    __slots__ = ("total", "explainer", "losses")
 
     total: Final[UsageCounters]
     explainer: Final[MissExplainer]
+    losses: Final[RoomLosses | None]
+    """None where pool groups are not weighed by it."""
 
-    def __init__(self, storage: PageStorage, explainer: MissExplainer) -> None:
+    def __init__(self, storage: PageStorage, explainer: MissExplainer, losses: RoomLosses | None) -> None:
+        self.losses = losses
         self.total = UsageCounters(storage.rows.num_life_cycles, storage.counters)
         self.explainer = explainer
 
@@ -76,11 +80,16 @@ class UsageRecorder:
         at = usage.calls_at
         counts[at + REQUESTS] += 1
         counts[at + PROMPT_TOKENS] += num_tokens
+        losses = self.losses if counters.total is not None else None
+        if losses is not None:
+            losses.begin(num_tokens, match.num_tokens if num_untrimmed < match.num_tokens else num_untrimmed)
         if num_tokens > match.num_tokens:
             # The path of an open sequence begins at its scope's root.
             root = state.shared.tree.find_root(state.scope)
             assert root is not None, "an open sequence has no root"
-            counters.missed_samples = self.explainer.explain(root, packed, match, num_untrimmed, counts, usage.misses_at)
+            counters.missed_samples = self.explainer.explain(root, packed, match, num_untrimmed, counts, usage.misses_at, losses)
+            if losses is not None:
+                losses.end()
         if match.num_tokens == 0:
             return
         at = usage.hits_at
@@ -123,7 +132,11 @@ def make_usage_recorder(tree: RadixTree, life_cycles: LifeCycleRegistry, config:
     has_windows = any([cycle.window_size is not None for cycle in life_cycles])
     # Where nothing but the tokens decides, a match takes all that a block begins with.
     checks_parts = has_state or has_windows or not config.enable_partial_reuse
-    return UsageRecorder(storage, MissExplainer(tree, history, config.tokens_per_block, has_state, checks_parts))
+    losses: RoomLosses | None = None
+    if config.rebalance.weighs_reuse and storage.num_pool_groups > 1 and find_full_group(storage, life_cycles) >= 0:
+        losses = RoomLosses(tree, history, life_cycles, config.tokens_per_block)
+        storage.room_watch = losses
+    return UsageRecorder(storage, MissExplainer(tree, history, config.tokens_per_block, has_state, checks_parts), losses)
 
 
 def count_hits_by_level(state: SequenceState, counts: vec[i64], hits_at: i64) -> None:
