@@ -103,6 +103,7 @@ ELSEWHERE: dict[str, str] = {
     "storage/eviction/recency_shadow.py _MOST_DEBT": "a bound: tests/unit/storage/test_recency_shadow.py",
     "storage/eviction/recency_shadow.py _MOST_RISK": "a bound: tests/unit/storage/test_recency_shadow.py",
     "storage/eviction/segment_records.py _PARTS_PER_CACHE": "no limit",
+    "storage/eviction/segment_table.py _MOST_COMPARED": "segments beyond recency: tests/unit/storage/test_policies_against_naive.py",
     "storage/eviction/segment_table.py _MOST_LOOKS": "segments without pages in a row: tests/unit/storage/test_policies_against_naive.py",
     "storage/eviction/segment_table.py _MOST_PASSED": "segments without pages in a row: tests/unit/storage/test_policies_against_naive.py",
     "storage/eviction/segment_table.py _MOST_SWEPT": "segments with pages in a row: tests/unit/storage/test_segments.py",
