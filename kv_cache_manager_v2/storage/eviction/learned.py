@@ -457,7 +457,11 @@ class LearnedQueue(VictimQueue):
         if note & STATUS_MASK != IN_SEGMENT:
             return self.first_pages.list_following(page, pages, begin, end)
         words = self._rows.words
-        first = self._table.words[segment_of_note(note) * SEGMENT_WORDS + SEGMENT_PLACE] & LOW
+        at = segment_of_note(note) * SEGMENT_WORDS
+        if self.records.shadow.rules and self.records.values_decide(self._table.words[at + STAMP]):
+            # Each one is chosen by a look at others.
+            return 0
+        first = self._table.words[at + SEGMENT_PLACE] & LOW
         position = begin
         while position < end:
             page = words[page * ROW_WORDS + LINKS] & LOW_MASK
