@@ -102,7 +102,7 @@ def test_hits_side_by_side_equal_what_was_published_by_then(model: ModelPreset, 
 @pytest.mark.parametrize("model", MODELS, ids=by_model)
 @pytest.mark.parametrize("seed", range(3))
 def test_scarce_memory_is_got_over(model: ModelPreset, seed: int) -> None:
-    requests = chats(seed, 10)
+    requests = chats(seed, 20)
     longest = max(one.num_prompt_tokens + one.num_output_tokens for one in requests)
     # Room for the longest request and little more: a copied last block, and one in hand.
     memory_bytes = (-(-longest // 4) + 2) * BYTES_PER_BLOCK
