@@ -92,6 +92,28 @@ def test_beams_that_share_unequally_have_room_in_their_turns() -> None:
             kv_cache.close()
 
 
+@pytest.mark.parametrize("num_free", range(11))
+def test_copies_of_later_beams_leave_the_first_one_its_room(num_free: int) -> None:
+    """Seven beams of ten blocks with a window of four tokens, of which 0, 4 and 6 share all their blocks, in a step that writes blocks 5 to
+    9, adds a block and releases the first five. Beams 0 and 4 copy five blocks each; four blocks of each beam alone are released at once,
+    the other ones by the last beam that has them.
+
+    Slots taken after each turn: 6, 3, 0, -3, 3, 0, -4. So 6 free slots do, if no copy of beam 4 takes one of them before its turn.
+    """
+    with manager_of(windows=[4], num_slots=96, max_util_for_resume=1.0) as manager:
+        kv_cache = run_prompt(manager, [1, 2, 3, 4, 5])
+        kv_cache.beam_width = 7
+        assert kv_cache.resize(40, 5)
+        kv_cache.reorder_beams([0, 6, 2, 1, 0, 5, 0])
+        with run_prompt(manager, [9]) as other:
+            assert other.resize(4 * (free_slots(manager) - num_free + 1), 1)
+            before = manager.describe()
+            assert kv_cache.resize(43, 23) is (num_free >= 6)
+            manager.check_invariants()
+            assert num_free >= 6 or manager.describe() == before
+        kv_cache.close()
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_however_beams_share_a_resize_is_done_or_refused(seed: int) -> None:
     """With every number of free slots up to a few: never broken, and a refusal changes nothing."""

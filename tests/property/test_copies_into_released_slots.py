@@ -9,6 +9,7 @@ import pytest
 from refused_work import Refused, Story
 from small_models import config_of
 
+from kv_cache_manager_v2 import HostDevice, KVCacheEventIndex, KVCacheEventManager, KVCacheManager, compute_block_hashes
 from kv_cache_manager_v2.testing import SimulatedDevice, Step
 
 BLOCK = 4
@@ -108,3 +109,31 @@ def test_a_step_passes_where_what_it_leaves_fits(seed: int) -> None:
     least = draw.count_after()
     for num_slots in range(draw.count_before(), max(draw.count_before(), least) + 3):
         assert draw.try_in(num_slots) == (num_slots >= least), (num_slots, least)
+
+
+@pytest.mark.parametrize(("history", "num_slots"), [(15, 7), (15, 14), (20, 9), (20, 14)])
+def test_copies_have_the_priority_that_was_asked_for(history: int, num_slots: int) -> None:
+    """Windows of 8 and 12, 11 tokens in 3 blocks, of which a lease has the last, too: it is copied, at 20 for the larger window only. Each
+    first number of slots is just enough: the copies go where the windows leave."""
+    events = KVCacheEventManager(100)
+    config = config_of([8, 12], num_slots=num_slots, max_util_for_resume=1.0)
+    with KVCacheManager(config, device=HostDevice(), event_manager=events) as manager:
+        with manager.create_kv_cache(custom_priority_callback=lambda ordinal, cycle: 5 * ordinal + (cycle.window_size == 12)) as kv_cache:
+            assert kv_cache.resume() and kv_cache.resize(11, 10)
+            lease = kv_cache.reserve_transfer(2)
+            assert kv_cache.resize(history + 1, history)
+            kv_cache.commit(range(history + 1))
+            lease.settle()
+        index = KVCacheEventIndex()
+        events.flush_iteration_events()
+        index.apply(events.get_latest_events())
+        priorities = {}
+        for ordinal, name in enumerate(compute_block_hashes(range(history + 1), BLOCK)):
+            block = index.find(name)
+            for window, (_level, priority) in ({} if block is None else block.places).items():
+                priorities[window, ordinal] = priority
+    # Of the window of 8, block 2 begins at token 8: at 20 the next token reads 13 to 20.
+    assert {2, 3} <= {ordinal for window, ordinal in priorities if window == 1}
+    assert ((0, 2) in priorities) is (history == 15)
+    for (window, ordinal), priority in priorities.items():
+        assert priority == 5 * ordinal + window

@@ -8,7 +8,8 @@ from itertools import permutations
 from random import Random
 
 import pytest
-from small_models import attention_layers
+from hybrid_models import hybrid_config
+from small_models import attention_layers, manager_of, run_prompt
 
 from kv_cache_manager_v2 import (
     AttentionLayerConfig,
@@ -179,3 +180,33 @@ def test_worlds_have_what_they_are_for() -> None:
     assert 20 < yes < 80
     assert sum(not plan and world.is_exact for plan, world in plans) > 8
     assert sum(bool(plan) and list(plan.order) != sorted(plan.order) for plan, _ in plans) > 2, "the order matters nowhere"
+
+
+@pytest.mark.parametrize("gpu_slots", [2, 3])
+def test_a_copy_of_what_an_active_fork_keeps_is_all_it_takes(gpu_slots: int) -> None:
+    """Six tokens in two blocks, which a fork outside the list has too: the seventh token takes one slot, for the copy of the second."""
+    with manager_of(num_slots=gpu_slots, max_util_for_resume=1.0) as manager, manager.create_kv_cache() as kv_cache:
+        assert kv_cache.resume() and kv_cache.resize(6, 6)
+        with kv_cache.fork():
+            plan = manager.can_finish([kv_cache], [1])
+            assert bool(plan) is kv_cache.resize(7, 6) is (gpu_slots == 3)
+
+
+@pytest.mark.parametrize("num_left", range(4))
+def test_a_tail_with_a_snapshot_is_copied_beside_itself(num_left: int) -> None:
+    """Six tokens are all that is committed, so a snapshot is taken there: the second block stays as it was, and the seventh token takes a
+    third page for a while. Of the other pages for attention, on both levels, all but ``num_left`` are those of suspended sequences."""
+    config = hybrid_config(cache_tiers=[GpuCacheTierConfig(4096), HostCacheTierConfig(4096)], max_util_for_resume=1.0)
+    with KVCacheManager(config, device=HostDevice()) as manager, run_prompt(manager, list(range(6))) as kv_cache:
+        kv_cache.stop_committing()
+        kv_cache.suspend()
+        waiting = []
+        while (num_free := sum(manager.get_storage_statistics(level)[0].free for level in range(2))) > num_left:
+            waiting.append(manager.create_kv_cache())
+            assert waiting[-1].resume() and waiting[-1].resize(min(num_free - num_left, 3) * BLOCK)
+            waiting[-1].suspend()
+        plan = manager.can_finish([kv_cache], [1])
+        assert kv_cache.resume()
+        assert bool(plan) is kv_cache.resize(7, 6) is (num_left > 0), plan
+        for one in waiting:
+            one.close()
