@@ -148,3 +148,19 @@ def test_what_cannot_be_followed_is_refused(tmp_path: Any) -> None:
         with pytest.raises(ValueError, match="second_hit"):
             SharedLevel(manager, MemoryStore(), MODEL, write_policy="eviction")
     device.close()
+
+
+@pytest.mark.parametrize(("windows", "expected"), [((8,), 8), ((None, 8), 0), ((8, 12), 8)])
+def test_where_a_prefix_goes_on_windows_alone_are_stored(windows: tuple[int | None, ...], expected: int) -> None:
+    """A prompt of 8 tokens, and a longer one that goes on from it. Where all layers have windows, the shorter one's are a prefix's last
+    pages, and are stored before they are dropped; beside layers without a window they are dropped: the longer prefix is still there."""
+    store = MemoryStore()
+    with Rank(store, shared_config(windows, gpu_slots=12 * len(windows)), write_policy="eviction") as writer:
+        first = TEXTS[0][:9]
+        writer.run(first)
+        writer.run([*first[:8], *range(90, 100)])
+        for text in TEXTS[1:]:
+            writer.run(text)
+            writer.drain()
+    with Rank(store, shared_config(windows, gpu_slots=200), write_policy="off") as reader:
+        assert reader.run([*first[:8], 7]) == expected
