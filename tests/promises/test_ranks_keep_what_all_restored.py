@@ -141,6 +141,20 @@ def test_what_cannot_be_reached_goes_with_it(tmp_path: Path) -> None:
     again.end()
 
 
+@pytest.mark.parametrize("learns", [True, False])
+def test_what_was_learned_has_a_name_where_a_policy_learns(tmp_path: Path, learns: bool) -> None:
+    """The process before has learned, whatever this one's policy is."""
+    config = durable_config(str(tmp_path))
+    first = Process(with_policy(config, EvictionPolicy.LEARNED))
+    for text in [*PROMPTS, *PROMPTS]:
+        first.run(text)
+    first.end()
+    second = Process(with_policy(config, EvictionPolicy.LEARNED) if learns else config)
+    names = second.manager.restored()
+    assert len(names) == second.manager.get_storage_statistics(1)[0].restored_pages + learns == 20 + learns
+    second.end()
+
+
 @pytest.mark.parametrize("share", [1, 2, 3])
 def test_snapshots_of_recurrent_states_have_names_too(tmp_path: Path, share: int) -> None:
     tiers: list[Any] = [GpuCacheTierConfig(1 << 14), DiskCacheTierConfig(1 << 16, str(tmp_path), durable=True, model_id=ModelId("hybrid"))]
