@@ -8,7 +8,7 @@ _PROMISES = {
     "pools": "nothing_leaks tiers_can refusals_change leased_pages tiers_hold resized_caches caches_outlive ranks_keep",
     "storage": (
         "tiers_ clean_pages failing_tiers eviction_policies least_value retention refused_copies slow_tiers refusals_change scopes_can "
-        "debug_fill transfers_are caches_outlive restored_prefixes unreadable_pages evicted_prefixes"
+        "debug_fill transfers_are caches_outlive restored_prefixes unreadable_pages evicted_prefixes hints_pay ranks_keep"
     ),
     "reuse": (
         "prefixes_are coverage equal_blocks misses_have published_ends scopes_can recurrent_state_is_reused tokens_in eviction_pol "
