@@ -13,13 +13,14 @@ The documentation names no such depth: 1,024 is what users report of launches. `
 extension that does not let other Python threads run, so that a block which only such a thread can end is a `DriverMisuse`.
 """
 
+import contextlib
 import ctypes
 import mmap
 import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from .fake_cuda_driver import FakeCudaDriver
@@ -363,6 +364,12 @@ class AsyncCudaDriver(FakeCudaDriver):
         queue.popleft()
         self._num_words_to_write -= operation.writes_word
         return True
+
+    @contextlib.contextmanager
+    def stopped_streams(self) -> Iterator[None]:
+        """No stream runs meanwhile, whatever a thread of the host is polling."""
+        with self._lock:
+            yield
 
     def break_context(self, fault: CUresult = CUresult.CUDA_ERROR_ILLEGAL_ADDRESS) -> None:
         """What is in the queues never runs."""
