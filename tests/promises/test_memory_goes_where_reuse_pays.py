@@ -53,7 +53,7 @@ def slots(manager: KVCacheManager, level: int = 0) -> list[int]:
 
 
 def serve(manager: KVCacheManager, order: Random, documents: int, blocks: int, shared: int = 0) -> int:
-    """Each document once, in a random order: of so many blocks, the same in each round, behind what all share. The tokens that were hits."""
+    """Each document once, in a random order: of so many blocks, the same in each round, behind what all share. The tokens hit."""
     hits = 0
     for document in order.sample(range(1, documents + 1), documents):
         prompt = [*range(shared * T), *range(1000 * document, 1000 * document + blocks * T)]
