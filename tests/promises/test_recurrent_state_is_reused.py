@@ -96,6 +96,23 @@ def test_a_prompt_that_goes_on_inside_a_block_is_found_again() -> None:
         assert rig.manager.probe_reuse(None, tokens[:9] + [5, 5]) == 0
 
 
+def test_a_snapshot_behind_an_image_keeps_what_names_the_image() -> None:
+    """The block that ends where the snapshot is holds a part of the image longer than the sequence does."""
+    tokens: list[Any] = [*text(1, 9), b"image"]
+    with KVCacheManager(hybrid_config(), device=HostDevice()) as manager:
+        for _round in range(3):
+            kv_cache = manager.create_kv_cache(input_tokens=tokens)
+            assert kv_cache.resume() and kv_cache.resize(len(tokens))
+            kv_cache.commit(tokens[kv_cache.num_committed_tokens :])
+            manager.check_invariants()
+            kv_cache.close()
+            manager.check_invariants()
+            assert manager.probe_reuse(None, tokens) == len(tokens)
+            assert manager.probe_reuse(None, [*tokens[:9], b"other", 7]) == 0
+        manager.clear_reusable_blocks()
+        manager.check_invariants()
+
+
 def test_without_partial_reuse_whole_blocks_and_exact_ends_are_found() -> None:
     """Snapshots at 8, a block boundary, and at 10, where the prompt ended: a longer prompt may not end inside a block."""
     with Rig(enable_partial_reuse=False) as rig:

@@ -1,0 +1,51 @@
+"""The open hash table of ghosts' runs against a plain dict, through growth in the middle and on request."""
+
+from random import Random
+
+import pytest
+
+from kv_cache_manager_v2.storage.eviction.ghost_runs import GhostRuns
+from kv_cache_manager_v2.storage.eviction.segment_table import NO_SEGMENT, SegmentTable
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_against_a_dict(seed: int) -> None:
+    random = Random(seed)
+    table = SegmentTable()
+    runs = GhostRuns(table)
+    model: dict[int, int] = {}
+    most = 600
+    segments = [table.add(NO_SEGMENT, 0, 0) for _ in range(most)]
+    free = segments[:]
+    # Few bits, so that homes are shared; large numbers, as content keys are.
+    keys = [number * 0x1234567 + 1 for number in range(2 * most)]
+    for step in range(6000):
+        kind = random.random()
+        if kind < (0.55 if step < 3000 else 0.4) and free:
+            key = random.choice(keys)
+            if key not in model:
+                model[key] = free.pop()
+                runs.put(model[key], key)
+        elif kind < 0.9 and model:
+            key = random.choice(list(model))
+            segment = model.pop(key)
+            runs.take(segment)
+            free.append(segment)
+        elif kind < 0.91:
+            runs.reserve(random.randrange(1, most))
+        key = random.choice(keys)
+        assert runs.find(key) == model.get(key, NO_SEGMENT)
+        assert runs.num_runs == len(model)
+        if step % 100 == 0:
+            assert all(runs.find(key) == segment for key, segment in model.items())
+
+
+def test_what_is_there_is_found_after_growth() -> None:
+    for num_runs in (1, 31, 32, 33, 300):
+        table = SegmentTable()
+        runs = GhostRuns(table)
+        segments = [table.add(NO_SEGMENT, 0, 0) for _ in range(num_runs)]
+        for number, segment in enumerate(segments):
+            runs.put(segment, 7919 * number + 1)
+        runs.reserve(1000)
+        assert [runs.find(7919 * number + 1) for number in range(num_runs)] == segments
