@@ -59,6 +59,9 @@ UNCOMPILED: Final = {
 }
 """Files that mypyc leaves out, and why. A name means every such file; a path, from the package's folder, one file or folder."""
 
+KNOWN_TO_MYPYC: Final = {RAWREF, "librt", "mypy_extensions"}
+"""Imported packages whose types the generated code is made from."""
+
 # Commands that want names and versions only: pip runs them several times, and mypyc takes minutes.
 METADATA_COMMANDS: Final = {"egg_info", "dist_info", "sdist", "clean"}
 INPLACE_COMMANDS: Final = {"develop", "editable_wheel", "--inplace", "-i"}
@@ -135,6 +138,25 @@ def compiled_files(package: str, part: str) -> list[str]:
     return sorted(map(str, files))
 
 
+def mypy_settings(files: Iterable[str]) -> str:
+    """mypy's settings file: the types of other packages are Any, whether they are installed or not.
+
+    An isolated build has neither numpy nor cuda-python, and without isolation a later numpy that is typed otherwise would fail it. mypyc
+    treats their values as plain objects in any case.
+    """
+    others: set[str] = set()
+    for file in files:
+        for node in ast.walk(ast.parse(Path(file).read_bytes())):
+            if isinstance(node, ast.Import):
+                others.update([alias.name.split(".")[0] for alias in node.names])
+            elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module is not None:
+                others.add(node.module.split(".")[0])
+    lines = ["[mypy]"]
+    for name in sorted(others - sys.stdlib_module_names - KNOWN_TO_MYPYC):
+        lines += [f"[mypy-{name},{name}.*]", "follow_imports = skip", "follow_imports_for_stubs = True"]
+    return "\n".join(lines) + "\n"
+
+
 def compiled_extensions(package: str, parts: tuple[str, ...], opt_level: str) -> list[Extension]:
     """One shared library for all parts, inside the package, and a small shim for each module.
 
@@ -147,16 +169,18 @@ def compiled_extensions(package: str, parts: tuple[str, ...], opt_level: str) ->
     target_folder = f"build/mypyc-{package}-{'-'.join(parts)}-O{opt_level}"
     # Nothing is taken from an earlier run: docstrings have been written into what it left.
     shutil.rmtree(target_folder, ignore_errors=True)
+    files = [file for part in parts for file in compiled_files(package, part)]
+    settings = Path(target_folder) / "mypy.ini"
+    settings.parent.mkdir(parents=True)
+    settings.write_text(mypy_settings(files))
     options = [
         f"--cache-dir={target_folder}/mypy_cache",
-        "--config-file=",  # whatever settings the surrounding project has
+        f"--config-file={settings}",  # whatever settings the surrounding project has
         "--explicit-package-bases",
         "--namespace-packages",
         "--always-true=ANY_OBJECT_IS_GIVEN",  # see base/given.py
-        # An isolated build has neither numpy nor cuda-python. mypyc treats their values as plain objects in any case.
         "--ignore-missing-imports",
     ]
-    files = [file for part in parts for file in compiled_files(package, part)]
     with progress(f"translating {len(files)} modules to C"):
         extensions: list[Extension] = mypycify(
             [*options, *files],

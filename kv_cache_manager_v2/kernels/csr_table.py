@@ -125,7 +125,7 @@ class CsrTable(TableOutput):
         self._changes = vec[i64]([_UNCHANGED] * max_num_rows)
         self._max_num_pages = max_num_pages
         self._last_lens = vec[i32]([1] * max_num_rows)
-        self._last_view = np.asarray(memoryview(self._last_lens))
+        self._last_view = np.asarray(memoryview(self._last_lens), np.int32)
         self._num_published = 0
 
     @property

@@ -39,7 +39,7 @@ def to_base_array(base_indices: object, num_dimensions: int) -> Integers:
 def to_output_array(out: Any, pages: Int32s) -> Int32s:
     """The part of ``out`` to write: its front, or the fronts of its first rows."""
     try:
-        array = np.asarray(memoryview(out))  # not of a list: it would be copied and the copy written; a TypeError here
+        array: npt.NDArray[Any] = np.asarray(memoryview(out))  # not of a list: it would be copied and the copy written; a TypeError here
     except TypeError:
         raise TypeError(f"out must be a writable int32 buffer, not {type(out).__name__}") from None
     if array.ndim != pages.ndim or array.dtype != np.int32:
