@@ -17,9 +17,9 @@ name, and the others are applied.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
-from ..base.checks import to_instance, to_list, to_text
+from ..base.checks import shown, to_instance, to_list, to_text, type_name
 from ..base.given import Given
 from ..manager.kv_cache_manager import KVCacheManager
 from ..reuse.reuse_scope import make_scope
@@ -35,6 +35,7 @@ _FIELDS: Final[dict[str, tuple[str, ...]]] = {
     "prefetch": ("target_level",),
 }
 _COMMON_FIELDS: Final = ("tokens", "lora_id", "salt")
+_Payload: TypeAlias = dict[object, object]
 
 
 def apply_kv_hints(manager: Given[KVCacheManager], envelope: Given[Mapping[str, Any]]) -> dict[str, Any]:
@@ -49,19 +50,19 @@ def apply_kv_hints(manager: Given[KVCacheManager], envelope: Given[Mapping[str, 
     if version != PROTOCOL_VERSION:
         raise ValueError(f"protocol_version is {version!r}; this library speaks {PROTOCOL_VERSION!r}")
     message_id = _text_of(envelope, "message_id", "envelope")
-    actions: list[tuple[str, str, str, Mapping[str, Any]]] = []
+    actions: list[tuple[str, str, str, _Payload]] = []
     for position, action in enumerate(to_list(_field_of(envelope, "actions", "envelope"), "actions")):
         name = f"actions[{position}]"
         texts = [_text_of(action, field, name) for field in ("action_id", "action_type", "action_version")]
         payload = _field_of(action, "payload", name)
         if not isinstance(payload, Mapping):
             raise TypeError(f"{name}: payload must be an object, not {type(payload).__name__}")
-        actions.append((texts[0], texts[1], texts[2], payload))
+        actions.append((texts[0], texts[1], texts[2], dict(payload)))
     receipts = [_apply(manager, *action) for action in actions]
     return {"protocol_version": PROTOCOL_VERSION, "message_id": message_id, "receipts": receipts}
 
 
-def _apply(manager: KVCacheManager, action_id: str, action_type: str, version: str, payload: Mapping[str, Any]) -> dict[str, Any]:
+def _apply(manager: KVCacheManager, action_id: str, action_type: str, version: str, payload: _Payload) -> dict[str, Any]:
     receipt: dict[str, Any] = {"action_id": action_id, "action_type": action_type}
     kind = action_type.removeprefix(_PREFIX)
     reason = _find_fault(action_type, kind, version, payload)
@@ -81,7 +82,7 @@ def _apply(manager: KVCacheManager, action_id: str, action_type: str, version: s
     return receipt
 
 
-def _find_fault(action_type: str, kind: str, version: str, payload: Mapping[str, Any]) -> str | None:
+def _find_fault(action_type: str, kind: str, version: str, payload: _Payload) -> str | None:
     if kind not in _FIELDS:
         return f"action_type {action_type!r} is unknown; known are {', '.join([_PREFIX + known for known in _FIELDS])}"
     if version != ACTION_VERSION:
@@ -89,13 +90,16 @@ def _find_fault(action_type: str, kind: str, version: str, payload: Mapping[str,
     known = (*_COMMON_FIELDS, *_FIELDS[kind])
     for field in payload:
         if field not in known:
-            return f"payload of {action_type!r} has {field!r}; its fields are {', '.join(known)}"
-    if not isinstance(payload.get("tokens"), Sequence) or isinstance(payload["tokens"], (str, bytes)):
+            return f"payload of {action_type!r} has {shown(field)}; its fields are {', '.join(known)}"
+    if "tokens" not in payload:
         return f"payload of {action_type!r} has no 'tokens', the list of token ids of a prefix"
+    tokens = payload["tokens"]
+    if not isinstance(tokens, Sequence) or isinstance(tokens, (str, bytes)):
+        return f"'tokens' of the payload of {action_type!r} must be the list of token ids of a prefix, not {type_name(tokens)}"
     return None
 
 
-def _call(manager: KVCacheManager, kind: str, payload: Mapping[str, Any]) -> HintResult:
+def _call(manager: KVCacheManager, kind: str, payload: _Payload) -> HintResult:
     tokens: Any = payload["tokens"]
     scope = make_scope(payload.get("lora_id"), payload.get("salt"))
     arguments: dict[str, Any] = {field: payload[field] for field in _FIELDS[kind] if payload.get(field) is not None}
