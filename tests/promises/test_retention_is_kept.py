@@ -2,7 +2,9 @@
 
 from math import inf, nan
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from kv_cache_manager_v2 import (
@@ -378,3 +380,31 @@ def test_each_reused_page_is_asked_for_by_its_block_and_layer_group() -> None:
         with manager.create_kv_cache(None, text(1, 4), custom_priority_callback=ask) as kv_cache:
             assert kv_cache.num_committed_tokens == 16
         assert sorted(asked, key=str) == [(0, None), (1, None), (2, 6), (2, None), (3, 6), (3, None)]
+
+
+WRONG_ANSWERS: list[Any] = [None, True, np.True_, 35.0, "x", 101, -1, 10**5000, [35]]
+
+
+@pytest.mark.parametrize("with_retention", [False, True])
+@pytest.mark.parametrize("is_matched", [False, True])
+def test_what_a_callback_answers_is_looked_at(with_retention: bool, is_matched: bool) -> None:
+    retention = RetentionConfig([TokenRangeRetention(0, 4, 10)]) if with_retention else None
+    config = KVCacheManagerConfig(T, [GpuCacheTierConfig(32 * SLOT_BYTES)], attention_layers([None], T))
+    with KVCacheManager(config, device=HostDevice(granularity_bytes=4096)) as manager:
+        serve(manager, text(1, 4))
+        prompt = text(1 if is_matched else 2, 4)
+
+        def use(answer: Any) -> None:
+            with manager.create_kv_cache(
+                None, prompt, custom_priority_callback=lambda ordinal, life_cycle: answer, retention=retention
+            ) as kv_cache:
+                assert kv_cache.resume() and kv_cache.resize(len(prompt))
+
+        for answer in WRONG_ANSWERS:
+            before = manager.describe()
+            with pytest.raises((TypeError, ValueError), match="custom_priority_callback"):
+                use(answer)
+            assert manager.describe() == before, answer
+            manager.check_invariants()
+        for answer in (np.int64(40), 40, 0, 100):
+            use(answer)
