@@ -20,6 +20,7 @@ from kv_cache_manager_v2 import testing
 from small_models import BYTES_PER_TOKEN, attention_layers, config_of
 
 from kv_cache_manager_v2 import (
+    AttnLifeCycle,
     BatchDesc,
     BatchPageTable,
     BlockHash,
@@ -28,6 +29,8 @@ from kv_cache_manager_v2 import (
     DataRole,
     DecodeBatch,
     DensePages,
+    DropReason,
+    EvictionPolicy,
     GpuCacheTierConfig,
     HostCacheTierConfig,
     HostDevice,
@@ -43,6 +46,7 @@ from kv_cache_manager_v2 import (
     RetentionConfig,
     ReuseScope,
     SnapshotPolicy,
+    SsmLifeCycle,
     StatisticsClock,
     StridedPages,
     SwaScratchReuseConfig,
@@ -191,6 +195,7 @@ class World:
             self._made["device"].close()
 
 
+_STALE: dict[str, Any] = {"history_length": 20, "tokens_per_block": 4}
 Example = tuple[Callable[..., Any], dict[str, Any]]
 
 
@@ -549,6 +554,14 @@ CALLS: dict[str, Callable[[World], Example]] = {
             "max_rewind_len": 0,
         },
     ),
+    "AttnLifeCycle.make": lambda w: (AttnLifeCycle.make, {"window_size": 8, "num_sink_tokens": 4, "tokens_per_block": 4}),
+    "AttnLifeCycle.compute_stale_range": lambda w: (AttnLifeCycle(8).compute_stale_range, _STALE),
+    "AttnLifeCycle.get_stale_range": lambda w: (AttnLifeCycle(8).get_stale_range, _STALE),
+    "SsmLifeCycle.compute_stale_range": lambda w: (SsmLifeCycle().compute_stale_range, _STALE),
+    "SsmLifeCycle.get_stale_range": lambda w: (SsmLifeCycle().get_stale_range, _STALE),
+    "ReuseSample.estimate": lambda w: (w.manager.get_reuse_sample().estimate, {"policy": EvictionPolicy.LRU, "sizes": [0.5, 2.0]}),
+    "UsageStatistics.count_transfers": lambda w: (w.manager.get_statistics().count_transfers, {"kind": "copied"}),
+    "UsageStatistics.count_drops": lambda w: (w.manager.get_statistics().count_drops, {"reason": DropReason.CAPACITY}),
     "read_batch": lambda w: (read_batch, {"payload": _payload()}),
     # -- testing ------------------------------------------------------------------------------------------------------
     "HostDevice": lambda w: (
@@ -626,8 +639,7 @@ _METHODS_LEFT_OUT: dict[str, str] = {
     **dict.fromkeys(("CopyBatch", "CudaDevice", "HostDevice", "Device"), _PORT),
     **dict.fromkeys(
         (
-            "BlockTable CsrTable OffsetTable SlotMapping BlockTimes TransferTimes AttnLifeCycle SsmLifeCycle LifeCycleRegistry "
-            "ReuseSample TimeHistogram UsageStatistics"
+            "BlockTable CsrTable OffsetTable SlotMapping BlockTimes TransferTimes LifeCycleRegistry TimeHistogram"
         ).split(),
         _INSIDE,
     ),
@@ -636,6 +648,7 @@ _METHODS_LEFT_OUT: dict[str, str] = {
 
 _SINGLE_METHODS_LEFT_OUT: dict[str, str] = {
     "KVCacheEventManager.bind": _INSIDE,
+    **dict.fromkeys([f"{kind}.compute_stale_{end}" for kind in ("AttnLifeCycle", "SsmLifeCycle") for end in ("beg", "end")], _INSIDE),
     **dict.fromkeys(
         [f"SimulatedDevice.{name}" for name in dir(library.Device)]
         + ["SimulatedDevice." + name for name in "hold release hold_stream release_stream".split()]

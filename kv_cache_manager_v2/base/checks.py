@@ -3,6 +3,7 @@
 What comes out is of the library's type itself, not of a subclass of the caller's: no later call runs the caller's code.
 """
 
+import builtins
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeVar, cast
 
@@ -17,22 +18,53 @@ MAX_COUNT: Final = 2**40
 """Upper bound of every count of tokens, blocks or layers; keeps 64-bit arithmetic far from overflow."""
 
 
+_MOST_BITS: Final = 4096
+"""Of an int that is shown in a message: Python refuses to write one of more than 4,300 digits."""
+
+
+def type_name(value: object) -> str:
+    """For messages. With its module where it has a builtin type's name: `numpy.bool`."""
+    kind = type(value)
+    if kind.__module__ != "builtins" and hasattr(builtins, kind.__name__):
+        return f"{kind.__module__}.{kind.__name__}"
+    return kind.__name__
+
+
+def shown(value: object) -> str:
+    """For messages: how it is written, or its type where that fails."""
+    try:
+        return repr(value)
+    except Exception:
+        return f"a {type_name(value)}"
+
+
+def _is_bool(value: object) -> bool:
+    """Whether it is a bool, or one of numpy or torch, which have a number as well."""
+    return isinstance(value, bool) or "bool" in str(getattr(value, "dtype", ""))
+
+
 def to_int(value: object, name: str) -> int:
-    """``value`` as an int. Numpy integers are accepted; floats, bools and strings are a `TypeError`."""
+    """``value`` as an int. Numpy integers are accepted; floats, bools and strings are a `TypeError`. `ValueError`: of over 4,096 bits."""
     if isinstance(value, bool):
         raise TypeError(f"{name} must be an int, not {value}")
     if isinstance(value, int):
-        return value if type(value) is int else int.__index__(value)
+        return _require_shown(value if type(value) is int else int.__index__(value), name)
     index = getattr(type(value), "__index__", None)
     number: object = None
-    if index is not None:
+    if index is not None and not _is_bool(value):
         try:
             number = index(value)
         except TypeError:
             number = None  # an array of several numbers has the method, and none to give
     if not isinstance(number, int):
-        raise TypeError(f"{name} must be an int, not {type(value).__name__}")
-    return number if type(number) is int else int.__index__(number)
+        raise TypeError(f"{name} must be an int, not {type_name(value)}")
+    return _require_shown(number if type(number) is int else int.__index__(number), name)
+
+
+def _require_shown(number: int, name: str) -> int:
+    if not -MAX_COUNT <= number <= MAX_COUNT and number.bit_length() > _MOST_BITS:
+        raise ValueError(f"{name} is an int of {number.bit_length()} bits; none of so many is in range")
+    return number
 
 
 def to_count(value: object, name: str) -> i64:
@@ -46,7 +78,7 @@ def to_count(value: object, name: str) -> i64:
 def to_bool(value: object, name: str) -> bool:
     """``value`` as a bool. 0, 1 and other objects with a truth value are a `TypeError`."""
     if not isinstance(value, bool):
-        raise TypeError(f"{name} must be a bool, not {type(value).__name__}")
+        raise TypeError(f"{name} must be a bool, not {type_name(value)}")
     return value
 
 
@@ -57,11 +89,11 @@ def to_number(value: object, name: str) -> float:
         try:
             number = float(value)
         except OverflowError:
-            raise ValueError(f"{name} is {value}; a float cannot hold it") from None
-    elif getattr(type(value), "__float__", None) is not None and not isinstance(value, bool) and not hasattr(value, "__len__"):
+            raise ValueError(f"{name} is an int of {int(value).bit_length()} bits; a float cannot hold it") from None
+    elif getattr(type(value), "__float__", None) is not None and not _is_bool(value) and not hasattr(value, "__len__"):
         number = float(cast(Any, value))
     if number is None:
-        raise TypeError(f"{name} must be a number, not {type(value).__name__}")
+        raise TypeError(f"{name} must be a number, not {type_name(value)}")
     if number != number:
         raise ValueError(f"{name} is {number}; it must be a number")
     return number
@@ -92,19 +124,21 @@ def to_instance(value: object, kind: type[T], name: str) -> T:
 
 
 def to_list(values: object, name: str) -> list[object]:
-    """``values`` as a list of our own: a copy of a list, an array's numbers as ints, any other iterable but a str.
+    """``values`` as a list of our own: a copy of a list, an array's numbers as ints, any other iterable but a str, a mapping or a set,
+    whose order differs from process to process.
 
     A copy, since an item's own code may change the caller's list while it is gone through: compiled code would write past its end.
     """
     if type(values) is list:
         return cast("list[object]", values).copy()
-    if isinstance(values, (str, bytes, bytearray, Mapping)):
+    if isinstance(values, (str, bytes, bytearray, Mapping, set, frozenset)):
         raise TypeError(f"{name} must be a sequence, not {type(values).__name__}")
     to_ints = getattr(values, "tolist", None)
     if to_ints is not None:
         numbers: object = to_ints()
         if isinstance(numbers, list):
             return numbers
+        raise TypeError(f"{name} must be a sequence, not {type(values).__name__} without a dimension")
     if isinstance(values, Iterable):
         return list(values)
     raise TypeError(f"{name} must be a sequence, not {type(values).__name__}")
@@ -143,5 +177,5 @@ def to_role(role: object, name: str) -> DataRole:
 
 def to_index_mode(mode: object, name: str) -> PageIndexMode:
     if not isinstance(mode, PageIndexMode):
-        raise TypeError(f"{name} must be PageIndexMode.SHARED or PER_LAYER, not {mode!r}")
+        raise TypeError(f"{name} must be PageIndexMode.SHARED or PER_LAYER, not {shown(mode)}")
     return mode

@@ -17,7 +17,7 @@ from mypy_extensions import mypyc_attr
 from ..base.checks import to_int, to_text
 from ..base.ids import CacheTier
 from .config_value import ConfigValue, given, take_float, take_int, take_optional_int, take_text, to_tuple, validate_bool
-from .eviction_policy import EvictionPolicy, validate_eviction_policy
+from .eviction_policy import EvictionPolicy, to_eviction_policy
 from .model_id import ModelId
 
 
@@ -37,7 +37,7 @@ class GpuCacheTierConfig(ConfigValue):
 
     def __post_init__(self) -> None:
         take_int(self, "quota", "GpuCacheTierConfig.quota", 1)
-        validate_eviction_policy(given(self, "eviction_policy"), "GpuCacheTierConfig.eviction_policy")
+        to_eviction_policy(given(self, "eviction_policy"), "GpuCacheTierConfig.eviction_policy")
         take_optional_int(self, "max_quota", "GpuCacheTierConfig.max_quota", self.quota)
 
     @property
@@ -58,7 +58,7 @@ class HostCacheTierConfig(ConfigValue):
 
     def __post_init__(self) -> None:
         take_int(self, "quota", "HostCacheTierConfig.quota", 1)
-        validate_eviction_policy(given(self, "eviction_policy"), "HostCacheTierConfig.eviction_policy")
+        to_eviction_policy(given(self, "eviction_policy"), "HostCacheTierConfig.eviction_policy")
         take_optional_int(self, "max_quota", "HostCacheTierConfig.max_quota", self.quota)
         take_float(self, "min_reuse_probability", "HostCacheTierConfig.min_reuse_probability", 0.0, 1.0)
 
@@ -96,7 +96,7 @@ class DiskCacheTierConfig(ConfigValue):
     def __post_init__(self) -> None:
         take_int(self, "quota", "DiskCacheTierConfig.quota", 1)
         take_float(self, "min_reuse_probability", "DiskCacheTierConfig.min_reuse_probability", 0.0, 1.0)
-        validate_eviction_policy(given(self, "eviction_policy"), "DiskCacheTierConfig.eviction_policy")
+        to_eviction_policy(given(self, "eviction_policy"), "DiskCacheTierConfig.eviction_policy")
         take_text(self, "path", "DiskCacheTierConfig.path")
         validate_bool(self, "durable", "DiskCacheTierConfig.durable")
         validate_bool(self, "read_only", "DiskCacheTierConfig.read_only")
@@ -141,6 +141,9 @@ def _take_paths(tier: DiskCacheTierConfig) -> None:
     object.__setattr__(tier, "shares", tuple(shares))
     if len(more) > 0 and not tier.durable:
         raise ValueError(f"{name} has {len(more)} paths and durable is False: only a durable level lies on several; give one path")
+    for path in tier.paths:
+        if "\0" in path:
+            raise ValueError(f"DiskCacheTierConfig has the path {path!r}; no path has a null character")
     places = [os.path.realpath(path) for path in tier.paths]
     if "" in more or len(set(places)) < len(places):
         raise ValueError(f"DiskCacheTierConfig has the paths {', '.join([repr(path) for path in tier.paths])}: each must be another folder")

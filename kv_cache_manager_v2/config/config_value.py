@@ -71,7 +71,10 @@ def take_float(config: ConfigValue, field: str, name: str, minimum: float, maxim
 def take_optional_float(config: ConfigValue, field: str, name: str, minimum: float, maximum: float) -> None:
     """`take_float`, unless it is None."""
     if given(config, field) is not None:
-        take_float(config, field, name, minimum, maximum)
+        number = to_number(given(config, field), name)
+        if not minimum <= number <= maximum:
+            raise ValueError(f"{name} is {given(config, field)}; it must be from {minimum:g} to {maximum:g}, or None")
+        object.__setattr__(config, field, number)
 
 
 def take_text(config: ConfigValue, field: str, name: str) -> None:

@@ -2,6 +2,8 @@
 
 from enum import Enum
 
+from ..base.checks import shown
+
 
 class EvictionPolicy(Enum):
     """One value per policy; docs/eviction.md says what each does and how they compare.
@@ -18,7 +20,8 @@ class EvictionPolicy(Enum):
     LEARNED = "learned"
 
 
-def validate_eviction_policy(value: object, name: str) -> None:
+def to_eviction_policy(value: object, name: str) -> EvictionPolicy:
     if not isinstance(value, EvictionPolicy):
         choices = ", ".join([f"EvictionPolicy.{policy.name}" for policy in EvictionPolicy])
-        raise TypeError(f"{name} must be one of {choices}, not {value!r}")
+        raise TypeError(f"{name} must be one of {choices}, not {shown(value)}")
+    return value

@@ -63,7 +63,8 @@ class FolderParts:
         """`ValueError` for a path that is not there; it opens nothing."""
         for path in given.paths:
             if not os.path.isdir(path):
-                raise ValueError(f"there is no folder {path!r} for the durable level; create it first, or mount the disk that has it")
+                way_out = "it is a file: name a folder" if os.path.exists(path) else "create it first, or mount the disk that has it"
+                raise ValueError(f"there is no folder {path!r} for the durable level; {way_out}")
         self.folders = [os.path.join(path, name) for path in given.paths]
         self.shares = given.shares
         self.unit_slots = given.unit_slots

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from mypy_extensions import i64
 
-from ..base.checks import to_int, to_list
+from ..base.checks import shown, to_int, to_list
 from ..reuse.token_packing import MAX_TOKEN_ID, TOKEN_BYTES
 
 
@@ -35,7 +35,7 @@ def _pack_array(tokens: object) -> bytes:
         raise TypeError(f"tokens must be a sequence of ids or an array of integers, not {type(tokens).__name__}")
     array: Any = np.asarray(tokens)
     if array.ndim == 0:
-        raise TypeError(f"tokens must be a sequence of ids or an array of integers, not {tokens!r}")
+        raise TypeError(f"tokens must be a sequence of ids or an array of integers, not {shown(tokens)}")
     if array.ndim != 1:
         raise ValueError(f"tokens must have one dimension, not {array.ndim}")
     if array.dtype == np.int32:

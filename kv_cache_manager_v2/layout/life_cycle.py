@@ -18,7 +18,7 @@ from typing import Final, final
 
 from mypy_extensions import i64, mypyc_attr
 
-from ..base.checks import to_int
+from ..base.checks import to_count, to_int
 from ..base.given import Given
 from ..base.integer_math import ceil_div
 from ..base.ranges import HalfOpenRange
@@ -60,17 +60,16 @@ class LifeCycle(Value, metaclass=ABCMeta):
         """One past the last stale block; `compute_stale_beg` if there is none, never less."""
         raise NotImplementedError("LifeCycle.compute_stale_end is for subclasses to define")
 
-    def compute_stale_range(self, history_length: int, tokens_per_block: int) -> HalfOpenRange:
+    def compute_stale_range(self, history_length: Given[int], tokens_per_block: Given[int]) -> HalfOpenRange:
         """The blocks that no layer will read again once ``history_length`` tokens are there."""
-        if history_length < 0 or tokens_per_block < 1:
-            raise ValueError(
-                f"history_length is {history_length} and tokens_per_block {tokens_per_block};"
-                f" they must be at least 0 and 1"
-            )
-        beg = self.compute_stale_beg(history_length, tokens_per_block)
-        return HalfOpenRange(beg, self.compute_stale_end(history_length, tokens_per_block))
+        history = to_count(history_length, "history_length")
+        size = to_count(tokens_per_block, "tokens_per_block")
+        if size < 1:
+            raise ValueError(f"tokens_per_block is {size}; it must be at least 1")
+        beg = self.compute_stale_beg(history, size)
+        return HalfOpenRange(beg, self.compute_stale_end(history, size))
 
-    def get_stale_range(self, history_length: int, tokens_per_block: int) -> HalfOpenRange:
+    def get_stale_range(self, history_length: Given[int], tokens_per_block: Given[int]) -> HalfOpenRange:
         """The name that `compute_stale_range` has in TensorRT-LLM."""
         return self.compute_stale_range(history_length, tokens_per_block)
 
@@ -103,10 +102,15 @@ class AttnLifeCycle(LifeCycle):
         return (self.window_size, self.num_sink_blocks)
 
     @staticmethod
-    def make(window_size: int | None, num_sink_tokens: int | None, tokens_per_block: int) -> "AttnLifeCycle":
+    def make(window_size: Given[int | None], num_sink_tokens: Given[int | None], tokens_per_block: Given[int]) -> "AttnLifeCycle":
         """The life cycle of a layer as it is configured, in tokens."""
-        num_sinks = 0 if num_sink_tokens is None else num_sink_tokens
-        return AttnLifeCycle(window_size, int(ceil_div(num_sinks, tokens_per_block)))
+        num_sinks = 0 if num_sink_tokens is None else to_count(num_sink_tokens, "num_sink_tokens")
+        size = to_count(tokens_per_block, "tokens_per_block")
+        if size < 1:
+            raise ValueError(f"tokens_per_block is {size}; it must be at least 1")
+        if window_size is None and num_sinks > 0:
+            raise ValueError(f"num_sink_tokens is {num_sinks}, and window_size None: without a window leave the sinks out")
+        return AttnLifeCycle(window_size, int(ceil_div(num_sinks, size)))
 
     @property
     def has_page_per_block(self) -> bool:

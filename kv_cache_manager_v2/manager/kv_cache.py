@@ -309,7 +309,7 @@ class KVCache(Handle):
             self._require_open("fork")
             serial = self._open_sequences.next_serial
             sequence_id = serial if id is None else to_int(id, "id")
-            validate_fork(state)
+            validate_fork(state, "fork")
             if state.has_beams:
                 raise LogicError(f"sequence {state.id}: fork() with {len(state.beams) + 1} beams; set beam_width to 1 first")
             if len(state.state_blocks) > 0 and len(state.arrivals) > 0:

@@ -210,7 +210,8 @@ def offer_tokens(state: SequenceState, tokens: Tokens) -> int:
 def _count_tokens(tokens: object) -> int:
     if isinstance(tokens, (list, tuple)):
         return len(tokens)  # what follows asks an abstract class, which takes longer than all else of a small commit
-    if isinstance(tokens, (str, bytes, bytearray, Mapping)) or not isinstance(tokens, Sized):
+    is_unordered = isinstance(tokens, (str, bytes, bytearray, Mapping, set, frozenset))
+    if is_unordered or not isinstance(tokens, Sized) or getattr(tokens, "ndim", 1) == 0:
         raise TypeError(f"tokens must be a sequence of int / bytes or an integer buffer, not {type(tokens).__name__}")
     return len(tokens)
 

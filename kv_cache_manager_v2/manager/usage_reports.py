@@ -5,6 +5,7 @@ from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
+from ..base.checks import shown
 from ..base.errors import LogicError
 from ..config.eviction_policy import EvictionPolicy
 from ..sequence.call_guard import SnapshotPublisher
@@ -84,7 +85,7 @@ class UsageReports(SnapshotPublisher):
         if policy is None:
             return estimate_hit_rates(self._shared.tree, usage.total, level, present, wanted)
         if not isinstance(policy, EvictionPolicy):
-            raise TypeError(f"policy must be an EvictionPolicy or None, not {policy!r}")
+            raise TypeError(f"policy must be an EvictionPolicy or None, not {shown(policy)}")
         return self.reuse_sample(level, present).estimate(policy, wanted)
 
     def reuse_sample(self, level: int, present: EvictionPolicy) -> ReuseSample:

@@ -32,7 +32,7 @@ def _validate_widening(state: SequenceState) -> None:
         )
     if state.scratch.is_enabled:
         raise LogicError(f"sequence {state.id}: beams do not use scratch slots; set enable_swa_scratch_reuse to False first")
-    validate_fork(state)
+    validate_fork(state, "setting beam_width")
 
 
 def _add_beams(state: SequenceState, old_width: i64, width: i64) -> None:

@@ -15,10 +15,15 @@ def require_valid(state: SequenceState, call: str) -> None:
     links = state.planned
     if links is not None and links.valid_tokens != NOT_VOID:
         raise PlannedTokensLost(
-            f"sequence {state.id}: {call}() after the sequence that planned its tokens has taken them back; its first "
+            f"sequence {state.id}: {phrase_of(call)} after the sequence that planned its tokens has taken them back; its first "
             f"{links.valid_tokens} tokens are valid: close() it, and make a new one with create_kv_cache()",
             int(links.valid_tokens),
         )
+
+
+def phrase_of(call: str) -> str:
+    """For messages: "fork()", "setting beam_width"."""
+    return call if " " in call else f"{call}()"
 
 
 def require_unplanned(state: SequenceState, call: str) -> None:
@@ -29,8 +34,8 @@ def require_unplanned(state: SequenceState, call: str) -> None:
         blocks = links.read if len(links.read) > 0 else links.offered
         if len(blocks) > 0:
             raise LogicError(
-                f"sequence {state.id}: {call}() while block {blocks[0].ordinal} is planned; sequence {blocks[0].writer.id} must commit "
-                f"it first"
+                f"sequence {state.id}: {phrase_of(call)} while block {blocks[0].ordinal} is planned; sequence "
+                f"{blocks[0].writer.id} must commit it first"
             )
 
 

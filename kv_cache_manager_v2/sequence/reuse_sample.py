@@ -13,8 +13,9 @@ from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.checks import to_list, to_number
+from ..base.given import Given
 from ..base.handle import Handle
-from ..config.eviction_policy import EvictionPolicy, validate_eviction_policy
+from ..config.eviction_policy import EvictionPolicy, to_eviction_policy
 from ..stats.hit_rate_curve import HitRateCurve, HitRatePoint
 from ..storage.eviction.miniature_cache import MiniatureCache, SampledBlocks
 
@@ -126,25 +127,25 @@ class ReuseSample(Handle):
         """How long it takes: so many times 0.08 (LRU) to 0.3 us (ARC) for each size, compiled."""
         return len(self._blocks.kinds)
 
-    def estimate(self, policy: EvictionPolicy, sizes: Sequence[float] = DEFAULT_SIZES) -> HitRateCurve:
+    def estimate(self, policy: Given[EvictionPolicy], sizes: Sequence[float] = DEFAULT_SIZES) -> HitRateCurve:
         """The hit rates that the level would have had under ``policy``, at ``sizes`` times its present size; None: see `HitRateCurve`.
 
         `TypeError` for no `EvictionPolicy`, `ValueError` for a size that is not over 0 and at most 1024. Compiled code lets other
         threads run every 0.3 ms or so.
         """
-        validate_eviction_policy(policy, "policy")
+        chosen = to_eviction_policy(policy, "policy")
         wanted = validate_sizes(sizes)
         figures = self._figures
         now, num_queries = self._count_hits(figures.policy, figures.num_blocks)
         points: list[HitRatePoint] = []
         for size in wanted:
-            if not figures.is_known(size, policy):
+            if not figures.is_known(size, chosen):
                 points.append(HitRatePoint(size, None))
                 continue
-            hits, _ = self._count_hits(policy, figures.compute_blocks(size))
+            hits, _ = self._count_hits(chosen, figures.compute_blocks(size))
             points.append(HitRatePoint(size, figures.compute_hit_rate(now, hits, num_queries)))
         return HitRateCurve(
-            figures.level, tuple(points), figures.rate, num_queries, int(figures.num_blocks), policy, figures.incomplete_share
+            figures.level, tuple(points), figures.rate, num_queries, int(figures.num_blocks), chosen, figures.incomplete_share
         )  # fmt: skip
 
     def _count_hits(self, policy: EvictionPolicy, num_blocks: float) -> tuple[int, int]:

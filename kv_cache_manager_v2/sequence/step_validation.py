@@ -4,7 +4,7 @@ from mypy_extensions import i64
 
 from ..base.errors import LogicError
 from ..layout.windows import compute_scratch_range
-from .planned_rules import require_committed_before, require_unplanned, require_valid
+from .planned_rules import phrase_of, require_committed_before, require_unplanned, require_valid
 from .sequence_state import ACTIVE, CLOSED, SequenceState
 
 
@@ -93,18 +93,18 @@ def _validate_scratch_step(state: SequenceState, capacity: i64, history: i64) ->
             )
 
 
-def validate_fork(state: SequenceState) -> None:
+def validate_fork(state: SequenceState, call: str) -> None:
     """Scratch slots belong to one sequence's step: blocks that are there only must be stale. Planned blocks belong to their writer."""
-    require_unplanned(state, "fork")
+    require_unplanned(state, call)
     if len(state.state_blocks) > 0 and state.status != ACTIVE:
-        raise LogicError(f"sequence {state.id}: fork() copies the recurrent state, on the device; resume() first")
+        raise LogicError(f"sequence {state.id}: {phrase_of(call)} copies the recurrent state, on the device; resume() first")
     scratch = state.scratch
     for life_cycle in range(state.shared.num_life_cycles):
         end = scratch.ends[life_cycle]
         if scratch.begins[life_cycle] < end and end > state.window_begins[life_cycle]:
             raise LogicError(
-                f"sequence {state.id}: fork() with blocks {scratch.begins[life_cycle]} to {end - 1} of layer group {life_cycle} in "
-                f"scratch slots at a history of {state.history}; commit, or resize(history_length={state.capacity}) first"
+                f"sequence {state.id}: {phrase_of(call)} with blocks {scratch.begins[life_cycle]} to {end - 1} of layer group "
+                f"{life_cycle} in scratch slots at a history of {state.history}; commit, or resize(history_length={state.capacity}) first"
             )
 
 

@@ -54,6 +54,7 @@ def _handle_of_protocol(described: object, name: str) -> int:
 
 
 def _validate_handle(handle: int, name: str) -> int:
-    if not 0 <= handle <= _MAX_HANDLE:
-        raise ValueError(f"{name} is {handle}; a stream's handle is from 0 to {_MAX_HANDLE}")
-    return to_int(handle, name)
+    number = to_int(handle, name)
+    if not 0 <= number <= _MAX_HANDLE:
+        raise ValueError(f"{name} is {number}; a stream's handle is from 0 to {_MAX_HANDLE}")
+    return number

@@ -1,10 +1,15 @@
 """Usage statistics of one sequence, of one iteration, or of all sequences so far: values, computed on request."""
 
 from dataclasses import dataclass
+from typing import Final
 
+from ..base.checks import to_instance, to_text
+from ..base.given import Given
 from ..base.value import Value
 from .drop_reason import DropReason
 from .miss_cause import MissCause
+
+_KINDS: Final = ("onboarded", "offloaded", "copied")
 
 
 @dataclass(frozen=True)
@@ -125,10 +130,14 @@ class UsageStatistics(Value):
         """Pages allocated for generated tokens, of all layer groups."""
         return sum([group.generated for group in self.layer_groups])
 
-    def count_transfers(self, kind: str) -> int:
-        """Blocks that were ``"onboarded"``, ``"offloaded"`` or ``"copied"``."""
+    def count_transfers(self, kind: Given[str]) -> int:
+        """Blocks that were ``"onboarded"``, ``"offloaded"`` or ``"copied"``; `ValueError` for another kind."""
+        kind = to_text(kind, "kind")
+        if kind not in _KINDS:
+            raise ValueError(f"kind is {kind!r}; it must be one of {', '.join(_KINDS)}")
         return sum([transfer.blocks for transfer in self.transfers if transfer.kind == kind])
 
-    def count_drops(self, reason: DropReason) -> int:
+    def count_drops(self, reason: Given[DropReason]) -> int:
         """Pages that were dropped for that reason, from any level."""
+        reason = to_instance(reason, DropReason, "reason")
         return sum([drop.blocks for drop in self.drops if drop.reason is reason])

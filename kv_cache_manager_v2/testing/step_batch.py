@@ -23,7 +23,8 @@ from .token_values import Values, prefix_values, token_numbers, tree_values
 
 def validate_tokens(tokens: object, name: str) -> None:
     """Check that the argument may be tokens; the items are checked when the step is added to a batch."""
-    if isinstance(tokens, (str, bytes, Mapping)) or not isinstance(tokens, Sized):
+    is_unordered = isinstance(tokens, (str, bytes, Mapping, set, frozenset))
+    if is_unordered or not isinstance(tokens, Sized) or getattr(tokens, "ndim", 1) == 0:
         raise TypeError(f"{name} must be a sequence of tokens, not {type(tokens).__name__}")
 
 

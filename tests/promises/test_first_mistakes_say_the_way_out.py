@@ -14,6 +14,7 @@ from kv_cache_manager_v2 import (
     KVCacheManagerConfig,
     LayerId,
     LogicError,
+    ModelId,
     PrometheusExporter,
     StatisticsLog,
     load_config,
@@ -57,12 +58,16 @@ def test_of_devices(device: Any, found: str) -> None:
 def test_of_folders(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("text")
-    for path, way_out in ((file, "it is a file: name a folder"), (tmp_path / "none", "create it first")):
-        config = config_of(num_slots=4)
-        tiers = [*config.cache_tiers, DiskCacheTierConfig(1 << 20, str(path))]
-        with pytest.raises(ValueError, match=way_out) as raised:
-            KVCacheManager(KVCacheManagerConfig(config.tokens_per_block, tiers, config.layers), device=HostDevice())
-        assert str(path) in str(raised.value)
+    durable: dict[str, Any] = {"durable": True, "model_id": ModelId("small")}
+    for arguments in (dict[str, Any](), durable):
+        for path, way_out in ((file, "it is a file: name a folder"), (tmp_path / "none", "create it first")):
+            config = config_of(num_slots=4)
+            tiers = [*config.cache_tiers, DiskCacheTierConfig(1 << 20, str(path), **arguments)]
+            with pytest.raises(ValueError, match=way_out) as raised:
+                KVCacheManager(KVCacheManagerConfig(config.tokens_per_block, tiers, config.layers), device=HostDevice())
+            assert str(path) in str(raised.value)
+        with pytest.raises(ValueError, match="DiskCacheTierConfig has the path .*null character"):
+            DiskCacheTierConfig(1 << 20, "/a\0b", **arguments)
 
 
 def test_of_configuration_files(tmp_path: Path) -> None:

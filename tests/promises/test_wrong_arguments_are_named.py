@@ -21,7 +21,7 @@ class Index:
         return self._value
 
     def __repr__(self) -> str:
-        return f"Index({self._value})"
+        return f"Index({self._value if self._value < 2**100 else 'huge'})"
 
 
 class Nothing:
@@ -31,6 +31,7 @@ class Nothing:
 VALUES: list[Any] = [
     "x", "", None, 1.5, float("nan"), True, False, -1, 2**31, 2**63, 2**70, b"x", b"", [], [None], ["x"], [1.5], [True], {}, {"x": 1},
     (), Nothing(), np.float32(1.5), np.zeros(2, np.int32), np.int64(-1), Index(2**70), Priority, Ellipsis,
+    10**5000, -(10**5000), Index(10**5000), np.True_, np.array(3), np.array(1.5), {1, 2}, frozenset({1}),
 ]  # fmt: skip
 FOREIGN = "a sequence of another manager"
 
@@ -39,11 +40,13 @@ _TEXT = ("str", "DataRole")
 
 
 def is_int(value: Any) -> bool:
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        return np.issubdtype(value.dtype, np.integer)
     return isinstance(value, (int, Index, np.integer)) and not isinstance(value, bool)
 
 
 def is_list(value: Any) -> bool:
-    return isinstance(value, (list, tuple, np.ndarray))
+    return isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim > 0)
 
 
 def fits(annotation: str, value: Any) -> bool:
@@ -86,7 +89,14 @@ def _fits_one(kind: str, value: Any) -> bool:
     return False
 
 
+def is_huge(value: Any) -> bool:
+    """Python refuses to write it."""
+    return is_int(value) and int(value.__index__()).bit_length() > 10_000
+
+
 def show(value: Any) -> str:
+    if is_huge(value):
+        return type(value).__name__ + "_huge"
     return type(value).__name__ + "_" + re.sub(r"[^\w.\-]+", "_", repr(value))[:16]
 
 
@@ -97,6 +107,8 @@ def mentions(message: str, value: Any) -> bool:
         return True
     if "has the dtype" in message or "has the shape" in message:
         return True
+    if is_huge(value):
+        return f"{int(value.__index__()).bit_length()} bits" in message or name in message
     if is_int(value):
         return str(int(value.__index__())) in message or name in message
     if is_list(value) and len(value) > 0:

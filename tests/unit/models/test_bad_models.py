@@ -63,7 +63,7 @@ def test_what_cannot_be_placed_is_named(config: dict[str, Any], words: list[str]
     ("arguments", "words"),
     [
         ({"dtype": "int3"}, ["int3", "nvfp4"]),
-        ({"tensor_parallel": 3}, ["layer 0", "num_key_value_heads is 2", "3 ranks"]),
+        ({"tensor_parallel": 3}, ["layer 0", "num_key_value_heads is 2", "tensor_parallel=3"]),
         ({"tensor_parallel": 0}, ["tensor_parallel is 0"]),
         ({"pipeline_parallel": 5}, ["pipeline_parallel is 5", "4 layers"]),
         ({"pipeline_parallel": 2, "pipeline_stage": 2}, ["pipeline_stage is 2"]),
