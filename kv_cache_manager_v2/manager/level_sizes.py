@@ -32,7 +32,10 @@ _TRIES: Final = 12
 @final
 @mypyc_attr(native_class=True)
 class LevelSizes:
-    __slots__ = ("_shared", "_open_sequences", "_config", "_layout", "_quotas", "_demand", "_losses", "_moves", "_last_adjustment_us")
+    __slots__ = (
+        "_shared", "_open_sequences", "_config", "_layout", "_quotas", "_demand", "_losses", "_moves", "_last_adjustment_us",
+        "_last_refusals",
+    )  # fmt: skip
 
     _shared: Final[SharedState]
     _open_sequences: Final[OpenSequences]
@@ -45,6 +48,8 @@ class LevelSizes:
     """None where need alone counts."""
     _moves: Final[RoomMoves]
     _last_adjustment_us: i64
+    _last_refusals: list[int]
+    """As `_count_refusals` then said."""
 
     def __init__(
         self, shared: SharedState, open_sequences: OpenSequences, config: KVCacheManagerConfig, losses: RoomLosses | None
@@ -58,6 +63,7 @@ class LevelSizes:
         self._losses = losses
         self._moves = RoomMoves(self._slot_bytes())
         self._last_adjustment_us = 0
+        self._last_refusals = self._count_refusals()
 
     def require(self, level: SupportsIndex, name: str) -> int:
         """The number of a level that exists; `ValueError` if none has it."""
@@ -134,6 +140,7 @@ class LevelSizes:
         if self._losses is not None:
             self._losses.fade()
         self._last_adjustment_us = self._shared.retention.now_us
+        self._last_refusals = self._count_refusals()
         self._demand.restart()
         return has_changed
 
@@ -196,9 +203,24 @@ class LevelSizes:
         return room
 
     def _count_needed(self, room: list[int]) -> list[int] | None:
-        """Bytes that open sequences may need at once, an eighth more than they lately did; None if all together have no more."""
-        needed = [int(self._demand.peak(group)) * 9 // 8 * size for group, size in enumerate(self._slot_bytes())]
+        """Bytes that open sequences may need at once: an eighth more than they lately did, and of a pool group for whose slots a call was
+        refused at least what need alone would give it. None if all together have no more."""
+        slot_bytes = self._slot_bytes()
+        needed = [int(self._demand.peak(group)) * 9 // 8 * size for group, size in enumerate(slot_bytes)]
+        weights = self._demand.weights(slot_bytes)
+        for group, count in enumerate(self._count_refusals()):
+            if count > self._last_refusals[group]:
+                needed[group] = max(needed[group], sum(room) * weights[group] // sum(weights))
         return None if sum(needed) >= sum(room) else needed
+
+    def _count_refusals(self) -> list[int]:
+        """Of each pool group on all levels, so far."""
+        storage = self._shared.storage
+        num_groups = int(storage.num_pool_groups)
+        counts = [0] * num_groups
+        for index, count in enumerate(storage.num_refusals):
+            counts[index % num_groups] += int(count)
+        return counts
 
     def _weigh_level(self, level: int, room: list[int], wanted: list[int]) -> list[int]:
         """Shares of what is left of a level beside what must stay, so that its pool groups change as all levels together should."""

@@ -11,7 +11,7 @@ from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
-from ..reuse.room_losses import NUM_PARTS
+from ..reuse.room_losses import EIGHTH, NUM_PARTS
 
 _STEPS: Final = 64
 _MOST_STEP: Final = 8
@@ -101,7 +101,7 @@ def _compute_value(tokens: list[int], num_bytes: int) -> tuple[int, int]:
     missed = 0
     for part, num_tokens in enumerate(tokens):
         missed += num_tokens
-        needed = max(num_bytes * (part + 1) // NUM_PARTS, 1)
+        needed = max((num_bytes << part) // EIGHTH, 1)
         if missed * at > best * needed:
             best = missed
             at = needed

@@ -1,8 +1,9 @@
 """What prompts missed for want of room in each pool group, and how much more room would have kept it.
 
 In a queue with room for ``n`` more pages, each page is dropped ``n`` drops later. So content that was dropped less than ``n`` drops ago
-would still be there. Drops are counted in eighths of a pool group's slots, *parts*, looked at once for each match; a miss is the
-loss of the pool group whose content it lacked, in the part of the oldest content that it lacked:
+would still be there. Drops are counted in eighths of a pool group's slots, looked at once for each match. What was dropped within the
+last 1, 2, 4, ... eighths, up to 16 times the slots, is in the first, second, third, ... *part*. A miss is the loss of the pool group
+whose content it lacked, in the part of the oldest content that it lacked:
 
 - blocks that are gone: of the pool group of the layers without a window, known by their entry in the history
 - a snapshot of recurrent state on the path: of the states' pool group; known by its prefix (`SnapshotGhosts`). One that went with
@@ -33,13 +34,16 @@ from .snapshot_ghosts import NOT_GONE, SnapshotGhosts
 from .token_packing import TOKEN_BYTES
 
 NUM_PARTS: Final = 8
+EIGHTH: Final = 8
+_NUM_EIGHTHS: Final = 1 << (NUM_PARTS - 1)
+"""How far back is known."""
 NO_PART: Final = -1
 
 
 @final
 @mypyc_attr(native_class=True)
 class RoomLosses(RoomWatch):
-    """``tokens[pool_group * NUM_PARTS + part]``: missed; with ``part + 1`` more eighths of its slots they would have been hits.
+    """``tokens[pool_group * NUM_PARTS + part]``: missed; with ``1 << part`` more eighths of its slots they would have been hits.
     ``num_tokens``: of all prompts. Both since the start, halved by each `fade`."""
 
     __slots__ = (
@@ -102,7 +106,7 @@ class RoomLosses(RoomWatch):
         self._ghosts = SnapshotGhosts(num_states)
         self._times = vec[i64]([0] * num_pool_groups)
         self._counted = vec[i64]([0] * num_pool_groups)
-        self._marks = vec[i64]([0] * NUM_PARTS)
+        self._marks = vec[i64]([0] * _NUM_EIGHTHS)
         self._begin = 0
         self._gone_part = NO_PART
         self._last_here = None
@@ -144,21 +148,21 @@ class RoomLosses(RoomWatch):
         self._ghosts.record(key, time, cause == UNREACHABLE, parent_key, num_bytes)
 
     def _look_at_drops(self) -> None:
-        """Parts are over when so many pages were dropped."""
+        """Eighths are over when so many pages were dropped."""
         storage = self._storage
         dropped = storage.counters.dropped_pages
         for pool_group in range(storage.num_pool_groups):
             count: i64 = 0
             for index in range(pool_group, len(storage.allocators), storage.num_pool_groups):
                 count += dropped[index * NUM_DROP_REASONS + CAPACITY] + dropped[index * NUM_DROP_REASONS + UNREACHABLE]
-            part = self._count_slots(pool_group) // NUM_PARTS
-            if part == 0:
-                part = 1
-            while count - self._counted[pool_group] >= part:
-                self._counted[pool_group] += part
+            eighth = self._count_slots(pool_group) // EIGHTH
+            if eighth == 0:
+                eighth = 1
+            while count - self._counted[pool_group] >= eighth:
+                self._counted[pool_group] += eighth
                 self._times[pool_group] += 1
                 if pool_group == self.full_group:
-                    self._marks[self._times[pool_group] % NUM_PARTS] = self._history.time
+                    self._marks[self._times[pool_group] % _NUM_EIGHTHS] = self._history.time
 
     # -- what a prompt misses -----------------------------------------------------------------------------------------
 
@@ -207,7 +211,8 @@ class RoomLosses(RoomWatch):
     def _part_of_time(self, time: i64) -> i64:
         now = self._times[self.full_group]
         for part in range(NUM_PARTS):
-            if time >= self._marks[(now - part) % NUM_PARTS] or part > now:
+            oldest = (i64(1) << part) - 1
+            if oldest > now or time >= self._marks[(now - oldest) % _NUM_EIGHTHS]:
                 return part
         return NUM_PARTS
 
@@ -219,7 +224,7 @@ class RoomLosses(RoomWatch):
             return
         went_with_block = ghost & 1 != 0
         if self._gone_part == NO_PART:
-            part = self._times[self._storage.pool_group_of[self._state_life_cycle]] - (ghost >> 1)
+            part = _part_of_eighths(self._times[self._storage.pool_group_of[self._state_life_cycle]] - (ghost >> 1))
             if not went_with_block and part < NUM_PARTS:
                 self._best_states[part] = end
         elif self._gone_part < NUM_PARTS and went_with_block:
@@ -259,7 +264,7 @@ class RoomLosses(RoomWatch):
                 page = block.first_page + life_cycle
                 if not rows.has_page(page):
                     gone_at = self._gone_at.words[page]
-                    part = self._times[pool_group] + 1 - gone_at
+                    part = _part_of_eighths(self._times[pool_group] + 1 - gone_at)
                     if gone_at == 0 or part >= NUM_PARTS or (lacking >= 0 and lacking != pool_group):
                         return
                     lacking = pool_group
@@ -272,6 +277,15 @@ class RoomLosses(RoomWatch):
                 block = parent
         if lacking >= 0:
             self.tokens[lacking * NUM_PARTS + worst] += num_tokens - self._begin
+
+
+def _part_of_eighths(eighths: i64) -> i64:
+    """Of what went so many eighths before the present one; NUM_PARTS if that is longer ago than is known."""
+    part: i64 = 0
+    while eighths > 0 and part < NUM_PARTS:
+        eighths >>= 1
+        part += 1
+    return part
 
 
 def find_full_group(storage: PageStorage, life_cycles: LifeCycleRegistry) -> i64:

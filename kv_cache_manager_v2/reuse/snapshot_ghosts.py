@@ -31,8 +31,8 @@ class SnapshotGhosts:
     _next: i64
 
     def __init__(self, num_slots: i64) -> None:
-        """Twice as many are remembered as there are slots, at least 64 and at most 4,096."""
-        count = 2 * num_slots
+        """16 times as many are remembered as there are slots, at least 64 and at most 4,096."""
+        count = 16 * num_slots
         if count < _LEAST:
             count = _LEAST
         if count > _MOST:

@@ -12,6 +12,7 @@ from kv_cache_manager_v2 import (
     GpuCacheTierConfig,
     HostCacheTierConfig,
     HostDevice,
+    KVCache,
     KVCacheManager,
     KVCacheManagerConfig,
     LayerConfig,
@@ -167,3 +168,49 @@ def test_equal_calls_share_alike() -> None:
             serve_rounds(manager, 10, 40, 2)
             digests.add(manager.state_digest())
     assert len(digests) == 1
+
+
+def test_a_pool_group_of_which_calls_were_refused_gets_what_it_needs() -> None:
+    """There is one state, and five sequences want one each. No more than one is ever used at a time, and no snapshot is left."""
+    with make_manager(HYBRID, 1, 500) as manager:
+        sequences: list[KVCache] = []
+        num_refused = 0
+        for number in range(30):
+            with_room = manager.create_kv_cache(input_tokens=[number % 5] * 7)
+            if with_room.resume() and with_room.resize(8):
+                with_room.commit(([number % 5] * 7)[with_room.num_committed_tokens :])
+            else:
+                num_refused += 1
+            sequences.append(with_room)
+            if number % 10 == 9:
+                assert manager.need_adjustment == (number == 9)
+                assert manager.adjust() == (number == 9)
+                manager.check_invariants()
+            while len(sequences) > 4:
+                sequences.pop(0).close()
+        for kv_cache in sequences:
+            kv_cache.close()
+        assert slots(manager)[0] >= 5 and 4 <= num_refused <= 10
+
+
+def test_a_pool_group_that_is_much_too_small_is_seen_to_be() -> None:
+    """30 documents in turn, eight of them open, and twelve states: a snapshot that would save something went seven times as many drops
+    ago as there are slots for snapshots."""
+    with make_manager(HYBRID, 12, 400) as manager:
+        sequences: list[KVCache] = []
+        hits = [0] * 12
+        for number in range(12 * 30):
+            prompt = [number % 30 + 1] * (7 * T)
+            kv_cache = manager.create_kv_cache(input_tokens=prompt)
+            hits[number // 30] += kv_cache.num_committed_tokens
+            assert kv_cache.resume() and kv_cache.resize(len(prompt))
+            kv_cache.commit(prompt[kv_cache.num_committed_tokens :])
+            sequences.append(kv_cache)
+            if number % 10 == 9:
+                manager.adjust()
+                manager.check_invariants()
+            while len(sequences) > 7:
+                sequences.pop(0).close()
+        for kv_cache in sequences:
+            kv_cache.close()
+        assert hits[1] == 0 and 2 * hits[-1] > 30 * 7 * T, (slots(manager), hits)

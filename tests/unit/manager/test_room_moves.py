@@ -19,9 +19,9 @@ def test_bytes_go_to_where_one_more_saves_most() -> None:
 
 
 def test_the_best_of_all_parts_counts() -> None:
-    """Nothing is won before the sixth eighth, 3,600 of 4,800 bytes, and then 9,000 tokens: 2.5 a byte. The other one's first eighth, 600
-    bytes, brings 400 tokens: less than a third of that."""
-    late = [0, 0, 0, 0, 0, 9000, 0, 0]
+    """Nothing is won before the sixth part, four times the 4,800 bytes, and then 48,000 tokens: 2.5 a byte. The other one's first eighth,
+    600 bytes, brings 400 tokens: less than a third of that."""
+    late = [0, 0, 0, 0, 0, 48_000, 0, 0]
     early = [400] + [0] * 7
     # An eighth of the giver's 4,800.
     assert find(RoomMoves([100, 100]), [4800, 4800], [0, 0], late + early) == (1, 0, 600)
