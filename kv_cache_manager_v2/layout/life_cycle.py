@@ -18,7 +18,7 @@ from typing import Final, final
 
 from mypy_extensions import i64, mypyc_attr
 
-from ..base.checks import to_count, to_int
+from ..base.checks import MAX_COUNT, to_count, to_int
 from ..base.given import Given
 from ..base.integer_math import ceil_div
 from ..base.ranges import HalfOpenRange
@@ -88,6 +88,8 @@ class AttnLifeCycle(LifeCycle):
     def __init__(self, window_size: Given[int | None] = None, num_sink_blocks: Given[int] = 0) -> None:
         window = 0 if window_size is None else to_int(window_size, "window_size")
         num_sinks = to_int(num_sink_blocks, "num_sink_blocks")
+        if window > MAX_COUNT or num_sinks > MAX_COUNT:
+            raise ValueError(f"window_size is {window}, num_sink_blocks {num_sinks}; neither may be over {MAX_COUNT}")
         if window_size is not None and window < 1:
             raise ValueError(f"window_size is {window}; it must be at least 1, or None for no window")
         if num_sinks < 0:
