@@ -69,6 +69,7 @@ ELSEWHERE: dict[str, str] = {
     "reuse/snapshot_ghosts.py _MOST": "the same",
     "reuse/room_losses.py NUM_PARTS": "a divisor",
     "reuse/room_losses.py NO_PART": "no limit",
+    "reuse/room_losses.py _NUM_EIGHTHS": "losses up to 16 times a group: tests/unit/reuse/test_room_losses.py",
     "reuse/overlap_depths.py NUM_DEPTHS": "depths of one scope: tests/unit/reuse/test_overlap_depths.py",
     "reuse/overlap_depths.py MAX_CHOSEN": "snapshots of one prompt: tests/unit/reuse/test_overlap_depths.py",
     "sequence/learned_placement.py LEAST_REQUESTS": "prompts of one scope: tests/promises/test_snapshots_are_placed_where_they_pay.py",
