@@ -33,6 +33,8 @@ class FakeServer:
                 connection, _peer = self._listener.accept()
             except OSError:
                 return
+            # As real servers do; without it each of several answers waits 40 ms for the last one's acknowledgement.
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._sockets.append(connection)
             thread = threading.Thread(target=self._serve, args=(connection,), daemon=True)
             self._threads.append(thread)
