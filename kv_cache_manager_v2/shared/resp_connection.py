@@ -157,8 +157,10 @@ class RespConnection(StoreConnection):
             raise self._unexpected(words[0].decode(), line)
 
     def _unexpected(self, command: str, line: bytes) -> StoreError:
+        if line.startswith(b"-"):
+            return store_error(REFUSED, f"the store {self._endpoint} refuses {command}: {line[1:81].decode(errors='replace')}")
         text = f"{self._endpoint} answers {command} with {line[:80]!r}, which no Valkey or Redis server does there"
-        return store_error(REFUSED if line.startswith(b"-") else GARBAGE, text)
+        return store_error(GARBAGE, text)
 
     def _send(self, data: bytes | memoryview) -> None:
         view = memoryview(data)
@@ -202,8 +204,6 @@ class RespConnection(StoreConnection):
         line = self._read_line()
         if line in (b"$-1", b"_"):
             return -1
-        if line.startswith(b"-"):
-            raise store_error(REFUSED, f"the store {self._endpoint} refuses a GET: {line[1:].decode(errors='replace')}")
         if not line.startswith(b"$") or not line[1:].isdigit():
             raise self._unexpected("GET", line)
         return int(line[1:])

@@ -80,6 +80,25 @@ def test_a_server_that_is_silent_or_gone_is_an_error(call: str) -> None:
         connect(server)
 
 
+@pytest.mark.parametrize("command", ["EXISTS", "GET", "SET", "UNLINK"])
+def test_a_refusal_is_told_in_the_words_of_the_server(command: str) -> None:
+    target = memoryview(bytearray(5))
+    with FakeServer() as server:
+        connection = connect(server)
+        server.reply = lambda words: b"-LOADING Valkey is loading the dataset in memory\r\n"
+        with pytest.raises(StoreError, match=f"refuses {command}: LOADING Valkey is loading"):
+            match command:
+                case "EXISTS":
+                    connection.lookup([b"key"])
+                case "GET":
+                    connection.load([b"key"], [target])
+                case "SET":
+                    connection.store([b"key"], [[target]])
+                case _:
+                    connection.remove([b"key"])
+        connection.close()
+
+
 def test_a_full_server_is_named_and_the_connection_goes_on() -> None:
     with FakeServer() as server:
         connection = connect(server)
