@@ -96,9 +96,9 @@ def test_failures_are_counted_by_cause_and_the_breaker_is_seen(server: FakeServe
             server.reply = FAULTS[cause]
         else:
             server.thawed.clear()
-        while scrape[place] == 0:
+        # On a machine with much to do another cause may come between: an answer that takes too long.
+        while scrape[place] == 0 or scrape[f"failures_total{{cause={cause}}}"] < 2:
             assert rank.run(TEXT) == 0
-        assert scrape[f"failures_total{{cause={cause}}}"] >= 2
         while scrape["refusals_total"] == 0:
             assert rank.run(TEXT) == 0
         scrape.exporter.close()
