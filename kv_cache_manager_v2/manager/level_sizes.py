@@ -108,8 +108,8 @@ class LevelSizes:
             room = self._count_room()
             least = self._count_needed(room)
             if least is not None:
-                for present, needed in zip(room, least):
-                    if needed - present > settings.threshold * present:
+                for present, needed, is_refused in zip(room, least, self._list_refused()):
+                    if needed - present > (0 if is_refused else settings.threshold * present):
                         return True
                 return self._find_move(self._losses, room, least) is not None
         wanted = self._plan_adjustment(0)
@@ -204,14 +204,19 @@ class LevelSizes:
 
     def _count_needed(self, room: list[int]) -> list[int] | None:
         """Bytes that open sequences may need at once: an eighth more than they lately did, and of a pool group for whose slots a call was
-        refused at least what need alone would give it. None if all together have no more."""
+        refused at least an eighth (a slot) more than there is, up to what need alone would give it. None if all together have no more."""
         slot_bytes = self._slot_bytes()
         needed = [int(self._demand.peak(group)) * 9 // 8 * size for group, size in enumerate(slot_bytes)]
         weights = self._demand.weights(slot_bytes)
-        for group, count in enumerate(self._count_refusals()):
-            if count > self._last_refusals[group]:
-                needed[group] = max(needed[group], sum(room) * weights[group] // sum(weights))
+        for group, is_refused in enumerate(self._list_refused()):
+            if is_refused:
+                more = max(room[group] // 8, slot_bytes[group] * len(self._quotas))
+                needed[group] = max(needed[group], min(room[group] + more, sum(room) * weights[group] // sum(weights)))
         return None if sum(needed) >= sum(room) else needed
+
+    def _list_refused(self) -> list[bool]:
+        """By pool group, whether a call was refused for its slots since the last `adjust`."""
+        return [count > last for count, last in zip(self._count_refusals(), self._last_refusals)]
 
     def _count_refusals(self) -> list[int]:
         """Of each pool group on all levels, so far."""
