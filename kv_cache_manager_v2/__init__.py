@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 from .base.build_mode import is_compiled
+from .base.class_signature import give_signatures
 from .base.errors import (
     BusyError,
     CorruptedError,
@@ -164,6 +165,7 @@ def __getattr__(name: str) -> object:
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value: object = getattr(import_module(f"{__name__}.{module}"), name)
+    give_signatures([value])
     globals()[name] = value
     return value
 
@@ -327,3 +329,5 @@ __all__ = [
     "plan_capacity",
     "read_batch",
 ]
+
+give_signatures([*globals().values()])

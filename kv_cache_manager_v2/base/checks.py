@@ -18,6 +18,7 @@ MAX_COUNT: Final = 2**40
 """Upper bound of every count of tokens, blocks or layers; keeps 64-bit arithmetic far from overflow."""
 
 
+_MISSING: Final = object()
 _MOST_BITS: Final = 4096
 """Of an int that is shown in a message: Python refuses to write one of more than 4,300 digits."""
 
@@ -36,6 +37,11 @@ def shown(value: object) -> str:
         return repr(value)
     except Exception:
         return f"a {type_name(value)}"
+
+
+def has_attribute(value: object, name: str) -> bool:
+    """What `hasattr` is in Python: compiled it takes any error that the value raises, Ctrl-C too, for an attribute that is missing."""
+    return getattr(value, name, _MISSING) is not _MISSING
 
 
 def _is_bool(value: object) -> bool:
@@ -90,7 +96,7 @@ def to_number(value: object, name: str) -> float:
             number = float(value)
         except OverflowError:
             raise ValueError(f"{name} is an int of {int(value).bit_length()} bits; a float cannot hold it") from None
-    elif getattr(type(value), "__float__", None) is not None and not _is_bool(value) and not hasattr(value, "__len__"):
+    elif getattr(type(value), "__float__", None) is not None and not _is_bool(value) and not has_attribute(value, "__len__"):
         number = float(cast(Any, value))
     if number is None:
         raise TypeError(f"{name} must be a number, not {type_name(value)}")

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from mypy_extensions import i64, mypyc_attr
 
-from ..base.checks import to_count
+from ..base.checks import has_attribute, to_count
 from ..base.errors import LogicError
 from ..base.handle import Handle
 from ..base.ids import BAD_PAGE_INDEX, CacheTier
@@ -100,7 +100,7 @@ class DevicePageIndices(Handle):
     ) -> None:
         self._is_closed = True
         device: Any = manager.device
-        if not hasattr(device, "compile"):
+        if not has_attribute(device, "compile"):
             raise LogicError(f"{manager.device.name} launches no CUDA kernels; use BatchPageTable on the host")
         if len(outputs) == 0:
             raise ValueError("outputs is empty; name at least one layer and role")

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final, cast, final
 import numpy as np
 from mypy_extensions import mypyc_attr
 
-from ..base.checks import to_int, to_list, to_plain_bytes
+from ..base.checks import has_attribute, to_int, to_list, to_plain_bytes
 from ..base.errors import LogicError
 from ..base.handle import Handle
 from ..base.ids import TokenId, TokenIdExt
@@ -66,7 +66,7 @@ class Step(Handle):
         self, kv_cache: PagedSequence, input: object, history: object, parents: Sequence[int] | None = None
     ) -> None:
         # An engine's own sequence is not of our class, but has the needed members.
-        if not hasattr(kv_cache, "is_active") or not hasattr(kv_cache, "get_base_page_indices"):
+        if not has_attribute(kv_cache, "is_active") or not has_attribute(kv_cache, "get_base_page_indices"):
             raise TypeError(f"kv_cache must be a KVCache, or have its members, not {type(kv_cache).__name__}")
         validate_tokens(input, "input")
         validate_tokens(history, "history")

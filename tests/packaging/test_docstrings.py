@@ -6,6 +6,7 @@ import pkgutil
 import pydoc
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 
@@ -93,6 +94,14 @@ def test_signatures_are_there_at_run_time() -> None:
     assert "one manager" in pydoc.render_doc(kv_cache_manager_v2.KVCacheManager) or "KVCacheManager(config" in pydoc.render_doc(
         kv_cache_manager_v2.KVCacheManager
     )
+
+
+def test_signatures_of_derived_classes_are_their_own() -> None:
+    base = kv_cache_manager_v2.HostDevice
+    derived = type("Derived", (base,), {"__init__": lambda self, folder: None})
+    assert list(inspect.signature(derived).parameters) == ["folder"]
+    assert inspect.signature(type("Plain", (base,), {})) == inspect.signature(kv_cache_manager_v2.HostDevice)
+    assert create_autospec(kv_cache_manager_v2.KVCacheManager) is not None
 
 
 def test_there_are_many() -> None:

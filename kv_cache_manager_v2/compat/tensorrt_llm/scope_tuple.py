@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from ...base.checks import has_attribute
 from ...reuse import reuse_scope as core
 
 
@@ -26,7 +27,7 @@ def to_core_scope(reuse_scope: object) -> core.ReuseScope:
         lora_id, salt = reuse_scope
     elif isinstance(reuse_scope, int) and not isinstance(reuse_scope, bool):
         lora_id = reuse_scope
-    elif hasattr(reuse_scope, "lora_id") and hasattr(reuse_scope, "salt"):
+    elif has_attribute(reuse_scope, "lora_id") and has_attribute(reuse_scope, "salt"):
         lora_id = getattr(reuse_scope, "lora_id")
         salt = getattr(reuse_scope, "salt")
     else:
