@@ -200,7 +200,7 @@ class SlotReclaimer:
             return False
         page = self._find_victim(index)
         if storage.rows.priority(page) >= self._min_offload_priority:
-            if storage.level_orders[pool_group].chance_of_reuse(page) >= least_chance:
+            if least_chance == 0.0 or storage.level_orders[pool_group].chance_of_reuse(page) >= least_chance:
                 return False
             if find_page_below(storage, page, ANY_LEVEL) != NO_PAGE:
                 # What was likelier to be reused is of no use without it.

@@ -17,6 +17,7 @@ _SHARE_WITH_BACKOFF: Final = 0.15
 _SHARE_WITH_CONSTRAINT: Final = 0.15
 _SHARE_OF_ONE_ORDER: Final = 0.4
 _SHARE_WITH_FLOOR: Final = 0.2
+_SHARE_WITH_LEAST_PRIORITY: Final = 0.25
 
 
 def draw_policies(config: KVCacheManagerConfig, seed: int) -> KVCacheManagerConfig:
@@ -33,6 +34,9 @@ def draw_policies(config: KVCacheManagerConfig, seed: int) -> KVCacheManagerConf
         config = replace(config, reuse_match_backoff=random.choice((1, 2, 5)))
     if random.random() < _SHARE_WITH_CONSTRAINT:
         config = _add_constraint(config, random.choice((2, 4, 6)))
+    least = Random(13 * seed + 9)
+    if least.random() < _SHARE_WITH_LEAST_PRIORITY:
+        config = replace(config, min_offload_priority=least.choice((1, 30, 35, 36, 80)))
     return config
 
 
