@@ -17,6 +17,10 @@ everything, but unmaps only when the last view is released. numpy and CuPy keep 
 and a view that is dropped releases itself. A tensor made by DLPack keeps nothing, and cannot tell when it is
 dropped: so such a view keeps the memory, in doubt until the process ends, unless `release` says that its tensors are
 not used any more.
+
+A view has the rows that there were when it was made. Make it anew after `KVCacheManager.resize` of level 0 and after `adjust`: where the
+pool has grown, page indices go beyond it. Where the pool has shrunk, its last rows belong to nobody: in the host's memory they read as
+zeros, on a GPU touching them is an illegal access.
 """
 
 import sys

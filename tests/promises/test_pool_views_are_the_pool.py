@@ -232,6 +232,32 @@ def test_no_order_of_ends_crashes(how: str, order: str) -> None:
     assert "Error" not in ran.stderr and "Exception" not in ran.stderr, ran.stderr
 
 
+SMALLER = """
+import numpy as np
+from kv_cache_manager_v2 import *
+layer = AttentionLayerConfig(LayerId(0), [BufferConfig("key", 4096)])
+config = KVCacheManagerConfig(4, [GpuCacheTierConfig(64 * 4096)], [layer])
+with KVCacheManager(config, device=HostDevice(granularity_bytes=4096)) as manager:
+    view = manager.pool_view(LayerId(0), "key")
+    rows = np.asarray(view)
+    rows[:] = 1
+    assert manager.resize(0, 16 * 4096)
+    assert int(rows.sum()) == 16 * 4096, int(rows.sum())
+    rows[:] = 2
+    assert manager.resize(0, 64 * 4096)
+    assert int(rows[:16].sum()) == 2 * 16 * 4096
+    rows[40:] = 3
+    assert int(np.asarray(manager.pool_view(LayerId(0), "key"))[40:].sum()) == 3 * 24 * 4096
+print("fine")
+"""
+
+
+def test_an_array_outlives_its_rows() -> None:
+    """Level 0 was made smaller: what nobody has any more can be touched, and reads as zeros; after growing it is there again."""
+    ran = subprocess.run([sys.executable, "-P", "-c", SMALLER], capture_output=True, text=True, timeout=120)
+    assert (ran.returncode, ran.stdout) == (0, "fine\n"), ran.stderr
+
+
 def test_pool_groups_and_byte_ranges_for_transfers() -> None:
     """Slots of 4 * 64 bytes in one pool and 2 * 8 in another; a range is what lies side by side."""
     with KVCacheManager(two_layers(), device=HostDevice()) as manager:
