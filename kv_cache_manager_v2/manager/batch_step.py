@@ -139,10 +139,10 @@ class BatchStep:
             if state.status == CLOSED:
                 raise LogicError(f"{self._call}: sequence {state.id} is closed")
             require_valid(state, self._call)
-            if remaining[position] > MAX_COUNT - state.capacity:
+            if remaining[position] > state.shared.most_tokens - state.capacity:
                 raise ValueError(
                     f"{self._call}: remaining_tokens[{position}] is {remaining[position]}, and sequence {state.id} has room for "
-                    f"{state.capacity} tokens; a sequence has at most {MAX_COUNT}"
+                    f"{state.capacity} tokens; a sequence has at most {state.shared.most_tokens}"
                 )
             self._others.append(state)
             position += 1

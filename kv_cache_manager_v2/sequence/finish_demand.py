@@ -98,7 +98,8 @@ class FinishDemand:
         self.pages[life_cycle] = append(self.pages[life_cycle], page)
 
     def _measure(self, max_step: i64) -> None:
-        """A step needs most where a block has just begun; once all windows are full, the last such step does."""
+        """A step needs most where a block has just begun: of those that begin where the sequence is now the longest, and once all windows
+        are full the last."""
         size = self.state.shared.tokens_per_block
         begin = self.state.capacity
         target = begin + self.remaining
@@ -108,6 +109,9 @@ class FinishDemand:
         full = self._compute_full_windows()
         last = (target - 1) // size * size + 1
         end = begin // size * size + 1
+        longest = (min(begin + max_step, last) - 1) // size * size + 1
+        if longest > begin and longest > end:
+            end = longest
         while end <= last:
             if end > begin:
                 history = end - max_step if end - max_step > begin else begin

@@ -5,6 +5,7 @@ from typing import Final, final
 from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
+from ..base.checks import MAX_COUNT
 from ..config.manager_config import KVCacheManagerConfig
 from ..config.snapshot_policy import SnapshotPolicy
 from ..device.port import Device
@@ -33,6 +34,9 @@ from .retention_records import RetentionRecords
 from .transfer_leases import TransferLeases
 from .twin_pages import TwinPages
 
+MOST_BLOCKS: Final = 2**24
+"""Of a sequence of which no layer keeps all tokens: a block takes some 170 bytes of host memory, whether it has pages or not."""
+
 
 @final
 @mypyc_attr(native_class=True)
@@ -57,6 +61,7 @@ class SharedState:
         "life_cycles",
         "num_life_cycles",
         "tokens_per_block",
+        "most_tokens",
         "num_sink_blocks",
         "window_sizes",
         "least_window_begins",
@@ -101,6 +106,8 @@ class SharedState:
     life_cycles: Final[list[LifeCycle]]
     num_life_cycles: Final[i64]
     tokens_per_block: Final[i64]
+    most_tokens: Final[i64]
+    """Of a sequence. Where each layer has a window or is recurrent, no number of slots bounds it."""
     num_sink_blocks: vec[i64]
     window_sizes: vec[i64]
     """Per life cycle; UNBOUNDED where there is no window."""
@@ -175,6 +182,8 @@ class SharedState:
         self.life_cycles = list(life_cycles)
         self.num_life_cycles = len(life_cycles)
         self.tokens_per_block = config.tokens_per_block
+        has_full_layer = any([cycle.has_page_per_block and cycle.window_size is None for cycle in life_cycles])
+        self.most_tokens = MAX_COUNT if has_full_layer else MOST_BLOCKS * config.tokens_per_block
         self.num_sink_blocks = vec[i64]()
         self.window_sizes = vec[i64]()
         self.least_window_begins = vec[i64]()

@@ -6,6 +6,7 @@ from ..base.errors import LogicError
 from ..layout.windows import compute_scratch_range
 from .planned_rules import phrase_of, require_committed_before, require_unplanned, require_valid
 from .sequence_state import ACTIVE, CLOSED, SequenceState
+from .shared_state import MOST_BLOCKS
 
 
 def _inactive(state: SequenceState, call: str) -> LogicError:
@@ -28,6 +29,11 @@ def validate_resize(state: SequenceState, capacity: i64, history: i64) -> None:
         _validate_state_rewind(state, capacity)
     if state.scratch.is_enabled and capacity != state.capacity:
         _validate_scratch_step(state, capacity, history)
+    if capacity > state.shared.most_tokens:
+        raise ValueError(
+            f"sequence {state.id}: capacity {capacity} is over {state.shared.most_tokens} tokens, {MOST_BLOCKS} blocks: a sequence of "
+            f"which no layer keeps all tokens has no more; close it, and begin another one"
+        )
     if capacity > state.num_blocks * state.shared.tokens_per_block:
         num_blocks = (capacity + state.shared.tokens_per_block - 1) // state.shared.tokens_per_block
         _validate_buffers(state, num_blocks)

@@ -247,3 +247,13 @@ def test_answers_about_twins_are_those_of_doing_it() -> None:
         assert answer == any(can_be_finished(twins_of(*shape), listed, remaining, order) for order in orders), (shape, listed, remaining)
         answers.append(answer)
     assert {True, False} == set(answers)
+
+
+@pytest.mark.parametrize("window", [None, 3, 9])
+@pytest.mark.parametrize("max_step", [None, 1, 7])
+def test_long_sequences_are_asked_about_as_fast_as_short_ones(window: int | None, max_step: int | None) -> None:
+    """Were each block of 2**25 tokens looked at, this would take minutes."""
+    with manager_with(40, window=window) as manager, manager.create_kv_cache(input_tokens=[1, 2, 3]) as kv_cache:
+        for _question in range(100):
+            finishes = bool(manager.can_finish([kv_cache], [2**25], max_step))
+            assert finishes == (window is not None and max_step is not None)

@@ -498,3 +498,31 @@ def test_handlers_for_the_wider_class_catch_the_narrower_one() -> None:
                 manager.get_mem_pool_base_address(LayerId(0), "scale")
             messages.append(str(unknown.value))
         assert messages[0] == messages[1] == "layer_id is 0 and data_role 'scale': there is no such buffer; the layer has ['key', 'value']"
+
+
+@pytest.mark.parametrize("windows", [(9,), (9, 40), (None, 9)])
+def test_a_slip_in_the_capacity_costs_nothing(windows: tuple[int | None, ...]) -> None:
+    """Where all layers have windows any history fits into few pages, and each block behind them still takes memory of the host."""
+    with manager_of(windows, num_slots=40) as manager:
+        kv_cache = manager.create_kv_cache()
+        assert kv_cache.resume() and kv_cache.resize(8, 8)
+        before = manager.describe()
+        for exponent in (27, 33, 40):
+            calls: list[Callable[[int], object]] = [
+                lambda n: kv_cache.resize(n, n),
+                lambda n: kv_cache.find_refusal(n, n),
+                lambda n: manager.resize_batch([kv_cache], [n], [n]),
+                lambda n: manager.can_finish([kv_cache], [n]),
+            ]
+            if None in windows:
+                assert not calls[0](2**exponent) and calls[1](2**exponent) is not None and calls[2](2**exponent) == 0
+                assert not calls[3](2**exponent - 8)
+                continue
+            for call in calls:
+                with pytest.raises(ValueError, match=r"67108864"):
+                    call(2**exponent)
+        if None not in windows:
+            assert manager.describe() == before
+        assert kv_cache.resize(2**12, 2**12) or None in windows
+        kv_cache.close()
+        manager.check_invariants()
