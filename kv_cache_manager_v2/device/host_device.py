@@ -24,6 +24,7 @@ from ..base.checks import to_bool, to_count
 from ..base.errors import LogicError, StorageIOError
 from ..base.given import Given
 from ..base.ids import CacheTier
+from ..stats.guarded_clock import GuardedClock
 from ..stats.statistics_clock import StatisticsClock
 from .disk_plan import plan_job
 from .disk_ranges import DISK_TOTAL_BYTES, DiskRanges
@@ -114,7 +115,7 @@ class HostDevice(Device):
         self._disk_ranges = DiskRanges(OsFiles() if files is None else files, granularity)
         self._streams = HandleTable("stream")
         self._events = HandleTable("event")
-        self._timers = HostTimers(MonotonicClock() if clock is None else clock)
+        self._timers = HostTimers(MonotonicClock() if clock is None else GuardedClock(clock))
         self._workers = DiskWorkers(num_threads)
         self._pending = HostStreams(self._workers)
         self._is_closed = False

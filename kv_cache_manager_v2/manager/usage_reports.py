@@ -15,6 +15,7 @@ from ..sequence.sequence_state import ACTIVE
 from ..sequence.shared_state import SharedState
 from ..sequence.usage_recorder import UsageRecorder
 from ..stats.block_times import BlockTimes
+from ..stats.guarded_clock import GuardedClock
 from ..stats.hit_rate_curve import HitRateCurve
 from ..stats.manager_snapshot import ManagerSnapshot
 from ..stats.statistics_clock import StatisticsClock
@@ -101,7 +102,7 @@ class UsageReports(SnapshotPublisher):
         if sampler is None:
             return None
         if sampler.times is None:
-            sampler.times = BlockTimes(clock)
+            sampler.times = BlockTimes(GuardedClock(clock))
         return sampler.times
 
     def slots(self, level: int) -> list[StorageStatistics]:

@@ -1,0 +1,54 @@
+"""A user's clock that is read in the middle of calls: whatever it raises or returns, the call goes on."""
+
+import logging
+import math
+from _thread import interrupt_main
+from typing import Any, ClassVar, Final, final
+
+from mypy_extensions import mypyc_attr
+
+from ..base.checks import shown
+from .statistics_clock import StatisticsClock
+
+NEVER: Final = -math.inf
+_logger = logging.getLogger("kv_cache_manager_v2")
+
+
+@final
+@mypyc_attr(native_class=True)
+class GuardedClock(StatisticsClock):
+    """Stands still while the user's clock raises, goes back or returns no number; the first time is logged.
+
+    A Ctrl-C that arrives while the clock is read is raised as soon as Python looks for signals again.
+    """
+
+    __slots__ = ("_clock", "_last", "_has_failed")
+
+    _NAMES: ClassVar[str] = "a clock of this process"
+
+    _clock: Final[StatisticsClock]
+    _last: float
+    _has_failed: bool
+
+    def __init__(self, clock: StatisticsClock) -> None:
+        self._clock = clock
+        self._last = NEVER
+        self._has_failed = False
+
+    def seconds(self) -> float:
+        try:
+            self._advance(self._clock)
+        except KeyboardInterrupt:
+            interrupt_main()
+        except BaseException as error:
+            if not self._has_failed:
+                self._has_failed = True
+                _logger.warning("%s.seconds() failed, so statistics of times are wrong: %s", type(self._clock).__name__, shown(error))
+        return 0.0 if self._last == NEVER else self._last
+
+    def _advance(self, clock: Any) -> None:
+        now = float(clock.seconds())
+        if not -math.inf < now < math.inf:
+            raise ValueError(f"seconds() returned {now}")
+        if now > self._last:
+            self._last = now
