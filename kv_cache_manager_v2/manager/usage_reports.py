@@ -130,7 +130,7 @@ class UsageReports(SnapshotPublisher):
                     evicted=int(storage.num_evicted[index]),
                     clean_copies=int(allocator.num_aside),
                     refusals=int(storage.num_refusals[index]),
-                    is_closed=storage.closed.is_closed(level),
+                    is_closed=storage.closed.has_failed(level),
                     restored_pages=0 if group is None else int(group.num_restored),
                     damaged_pages=0 if group is None else int(group.num_damaged),
                     has_durable_failure=durable is not None and durable.writer.failure != "",

@@ -21,6 +21,7 @@ from ..base.ids import CacheTier
 from ..device.port import Device
 from ..pools.pool_group import PoolGroup
 
+_READ_ONLY: Final = "it is read-only"
 _logger = logging.getLogger("kv_cache_manager_v2")
 
 
@@ -67,12 +68,16 @@ class ClosedLevels:
 
     def close_for_writing(self, level: int) -> None:
         """No page ever goes there, but to the copy that it has there."""
-        self._reasons[level] = "it is read-only"
+        self._reasons[level] = _READ_ONLY
         if level < self.first:
             self.first = level
 
     def is_closed(self, level: i64) -> bool:
         return int(level) in self._reasons
+
+    def has_failed(self, level: int) -> bool:
+        """Whether it is closed as its disk failed, and not as nobody may write there."""
+        return self._reasons.get(level, _READ_ONLY) != _READ_ONLY
 
     def reason(self, level: int) -> str | None:
         """What the disk said; None while the level is open."""

@@ -38,7 +38,8 @@ def test_it_reads_what_is_there_and_writes_nothing(host_slots: int, tmp_path: Pa
     fresh = [9000 + position for position in range(20)]
     assert reader.run(fresh) == 0
     (counts,) = reader.manager.get_storage_statistics(len(reader.manager.cache_tier_list) - 1)
-    assert counts.is_closed
+    assert not counts.is_closed, "an alert on this would call for a new disk, and none has failed"
+    assert "it is read-only" in str(reader.manager.describe()["levels"])
     reader.end()
     assert contents_of(tmp_path) == before
     # The writer was not locked out, nor disturbed.
