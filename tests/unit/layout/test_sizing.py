@@ -87,6 +87,25 @@ def test_constraints_are_the_minimum() -> None:
             plan_slot_counts(layout, config, 30 * 16 + 6 * 32 - 1, level)
 
 
+def test_a_quota_that_is_too_small_names_the_constraint_that_takes_most() -> None:
+    # Sequences of 1, 10 and 10 blocks of 16 bytes; the windowed group of 32 bytes has 1, 2 and 2 of them, and 3 at its widest.
+    constraints = [BatchDesc([KVCacheDesc(32, 0)]), BatchDesc([KVCacheDesc(320, 319)], 64), BatchDesc([KVCacheDesc(320, 319)])]
+    config = config_of([key_value(0, 8), key_value(1, 16, 64)], constraints=constraints)
+    with pytest.raises(ValueError) as raised:
+        plan_slot_counts(layout_of(config), config, 255, 0)
+    assert str(raised.value) == (
+        "the quota of level 0 is 255 bytes, but at least 256 are needed: 10 slots of 16 bytes in pool group 0, 3 slots of 32 bytes in pool "
+        "group 1, so that all constraints fit; constraints[1] (1 sequences of up to 320 tokens, 64 of them a system prompt) takes 224 "
+        "bytes; raise the quota"
+    )
+    config = config_of([key_value(0, 50)])
+    with pytest.raises(ValueError) as raised:
+        plan_slot_counts(layout_of(config), config, 99, 1)
+    assert str(raised.value) == (
+        "the quota of level 1 is 99 bytes, but at least 100 are needed: 1 slot of 100 bytes, one slot for each layer group; raise the quota"
+    )
+
+
 def test_one_window_at_its_widest() -> None:
     # At history 319 window 64 is just 2 blocks, 8 and 9; at 320 it will be 3: 1 + ceil(63 / 32). And 1 block of sinks.
     config = config_of([key_value(0, 8, 64, 32)], constraints=[BatchDesc([KVCacheDesc(320, 319)])])
