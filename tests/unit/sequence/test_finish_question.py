@@ -1,0 +1,287 @@
+"""`can_finish` beside the rules of `finish_question` over sets of pages: its order, its spare slots, and what it says is missing.
+
+What managers then do is compared in `tests/property/test_finish_orders_exist.py`; a windowed or forked world may answer no where that
+is not needed, and there only these rules say how much it counts.
+"""
+
+from collections import Counter
+from random import Random
+
+import pytest
+from property.test_finish_orders_exist import World
+from unit.sequence.test_finish_demand import PlainDemand
+
+from kv_cache_manager_v2 import FinishPlan
+from kv_cache_manager_v2.sequence.published_tail import is_tail_its_own
+from kv_cache_manager_v2.sequence.sequence_state import ACTIVE, SequenceState
+from kv_cache_manager_v2.sequence.shared_state import SharedState
+
+Lack = tuple[int, int, int, int]
+"""Level, pool group, slots asked for, slots within reach."""
+
+
+class Member:
+    """One listed sequence. Pages have a pool group and a level."""
+
+    def __init__(self, state: SequenceState, remaining: int, max_step: int) -> None:
+        self.state = state
+        self.beams = [state, *state.beams]
+        self.remaining = remaining
+        self.plain = PlainDemand(state, remaining, max_step)
+        self.uses: Counter[int] = Counter()
+        self.kept: set[int] = set()
+        self.cycle_of: dict[int, int] = {}
+        self.written_block = int(state.capacity) // self.plain.size
+        for beam in self.beams:
+            self._list(beam)
+
+    def _list(self, beam: SequenceState) -> None:
+        shared = beam.shared
+        for number, life_cycle in enumerate(shared.life_cycles):
+            if not life_cycle.has_page_per_block:
+                continue
+            for block in range(int(beam.num_blocks)):
+                if beam.holds_page(number, block):
+                    page = int(beam.blocks[block].first_page) + number
+                    self.uses[page] += 1
+                    self.cycle_of[page] = number
+                    is_for_ever = life_cycle.window_size is None or block < life_cycle.num_sink_blocks
+                    if len(self.beams) == 1 and is_for_ever and block < self.written_block:
+                        self.kept.add(page)
+        blocks = list(beam.state_blocks) + ([] if beam.matched_snapshot is None else [beam.matched_snapshot])
+        for state_block in blocks:
+            page = int(state_block.first_page + shared.state_life_cycle)
+            self.uses[page] += 1
+            self.cycle_of[page] = int(shared.state_life_cycle)
+
+    def is_written(self, page: int) -> bool:
+        if self.written_block >= int(self.state.num_blocks):
+            return False
+        return page - self.cycle_of[page] == int(self.state.blocks[self.written_block].first_page)
+
+
+class PlainQuestion:
+    def __init__(self, shared: SharedState, members: list[Member]) -> None:
+        self.shared = shared
+        self.storage = shared.storage
+        self.members = members
+        self.num_groups = int(self.storage.num_pool_groups)
+        rows = self.storage.rows
+        self.holds: dict[int, int] = {}
+        listed_locks: Counter[int] = Counter()
+        self.users: Counter[int] = Counter()
+        self.released: Counter[int] = Counter()
+        self.left: Counter[int] = Counter()
+        listed_holds: Counter[int] = Counter()
+        for member in members:
+            for page, count in member.uses.items():
+                self.holds[page] = int(rows.num_holds(page))
+                listed_holds[page] += count
+                self.users[page] += 1
+                listed_locks[page] += count if member.state.status == ACTIVE else 0
+        self.out = {page for page, holds in self.holds.items() if holds > 1 and int(rows.num_locks(page)) > listed_locks[page]}
+        for page, holds in self.holds.items():
+            self.users[page] += int(holds > listed_holds[page])
+        self._count_levels()
+
+    def group_of(self, member: Member, page: int) -> int:
+        return int(self.storage.pool_group_of[member.cycle_of[page]])
+
+    def is_stranded(self, page: int) -> bool:
+        level = int(self.storage.rows.level(page))
+        return level > 0 and level >= int(self.storage.closed.first)
+
+    def _count_levels(self) -> None:
+        storage = self.storage
+        self.reach = [0] * self.num_groups
+        self.top_reach = [0] * self.num_groups
+        self.held = [0] * self.num_groups
+        self.locked = [int(count) for count in storage.num_locked]
+        for level in range(int(storage.num_levels)):
+            if level > 0 and level >= int(storage.closed.first):
+                break
+            for group in range(self.num_groups):
+                index = level * self.num_groups + group
+                held = int(storage.held_queues[index].num_pages)
+                within = int(storage.allocators[index].num_free) + int(storage.queues[index].num_pages) + held
+                self.held[group] += held
+                self.reach[group] += within
+                self.top_reach[group] += within if level == 0 else 0
+        counted: set[int] = set()
+        for member in self.members:
+            for beam in member.beams:
+                for number, slots in enumerate(beam.scratch.slots):
+                    group = int(storage.pool_group_of[number])
+                    self.reach[group] += len(slots)
+                    self.top_reach[group] += len(slots)
+                    self.locked[group] -= len(slots)
+            for page in member.uses:
+                if page in self.out or page in counted or self.is_stranded(page) or storage.rows.is_queued(page):
+                    continue
+                counted.add(page)
+                group = self.group_of(member, page)
+                self.held[group] += 1
+                self.reach[group] += 1
+                if storage.rows.level(page) == 0:
+                    self.top_reach[group] += 1
+                    self.locked[group] -= int(storage.rows.num_locks(page) > 0)
+
+    # -- one sequence -----------------------------------------------------------------------------------------------------
+
+    def resume_slots(self, member: Member) -> list[int]:
+        shared = self.shared
+        needed = [0] * self.num_groups
+        for beam in member.beams:
+            for number in range(int(shared.num_life_cycles)):
+                num_blocks = int(beam.scratch.ends[number] - beam.scratch.begins[number])
+                if num_blocks > 0:
+                    needed[int(self.storage.pool_group_of[number])] += self.storage.layout.compute_num_scratch_slots(number, num_blocks)
+            if shared.has_state and not beam.state_blocks:
+                needed[int(self.storage.pool_group_of[shared.state_life_cycle])] += int(shared.num_state_slots)
+            if beam.copies_tail_on_resume and not is_tail_its_own(beam, dict(self.released), dict(self.left)):
+                for number in range(int(shared.num_life_cycles)):
+                    if beam.holds_page(number, beam.num_published):
+                        needed[int(self.storage.pool_group_of[number])] += 1
+        return needed
+
+    def written(self, member: Member) -> tuple[list[int], list[int]]:
+        """Pages that the first step copies, and of these the sequence's alone."""
+        all_pages = [0] * self.num_groups
+        owned = [0] * self.num_groups
+        if member.remaining == 0:
+            return all_pages, owned
+        ordinal = member.written_block
+        for number, beam in enumerate(member.beams):
+            if ordinal >= beam.num_blocks or beam.copies_tail_on_resume or not self.is_copied(member, number, ordinal):
+                continue
+            for life_cycle in range(int(self.shared.num_life_cycles)):
+                if not beam.holds_page(life_cycle, ordinal):
+                    continue
+                page = int(beam.blocks[ordinal].first_page) + life_cycle
+                if len(member.beams) == 1 and page in self.out:
+                    continue
+                group = self.group_of(member, page)
+                all_pages[group] += 1
+                owned[group] += int(self.users[page] == 1)
+        return all_pages, owned
+
+    def is_copied(self, member: Member, number: int, ordinal: int) -> bool:
+        beam = member.beams[number]
+        block = beam.blocks[ordinal]
+        if beam.tail_is_shared and ordinal == beam.num_published:
+            return len(member.beams) > 1 or not is_tail_its_own(beam, dict(self.released), dict(self.left))
+        gone = self.left[int(block.first_page)] + sum(other.blocks[ordinal] is block for other in member.beams[:number])
+        return block.parent is not None or int(block.num_co_owners) > gone
+
+    def look(self, member: Member) -> tuple[Lack | None, list[int], bool]:
+        """What it lacks, or what is left at its widest; whether that is more than level 0 has."""
+        needed = self.resume_slots(member)
+        written, written_owned = self.written(member)
+        left = []
+        for group in range(self.num_groups):
+            within = [page for page in member.uses if page not in self.out and self.group_of(member, page) == group]
+            stranded = [page for page in within if self.is_stranded(page)]
+            present = [page for page in within if not self.is_stranded(page)]
+            loose = [page for page in present if page not in member.kept]
+            top = len(within) + needed[group]
+            total = self.held[group] + needed[group] + len(stranded)
+            if member.remaining > 0 and len(member.beams) > 1:
+                top += written[group] + member.plain.widest()[group]
+                total += written[group] + member.plain.widest()[group]
+            elif member.remaining > 0:
+                first, widest = member.plain.first()[group], member.plain.widest()[group]
+                others = [page for page in loose if self.holds[page] > 1 and self.users[page] > 1]
+                behind = [page for page in others if not member.is_written(page)]
+                outside = [page for page in member.kept if page in self.out and self.group_of(member, page) == group]
+                kept = [page for page in present if page in member.kept]
+                alone = len(loose) - len(others)
+                top = max(top, max(widest, first + written[group]) - len(outside) + len(behind))
+                most = max(widest, first + written_owned[group]) - len(outside)
+                total = max(total, self.held[group] - alone - len(kept) + most)
+            if top > self.top_reach[group]:
+                return (0, group, top, self.top_reach[group]), [], True
+            if total > self.reach[group]:
+                return (int(self.storage.last_level), group, total, self.reach[group]), [], False
+            left.append(self.reach[group] - total)
+        return None, left, False
+
+    def finish(self, member: Member) -> None:
+        for page in member.uses:
+            if page not in self.out and not self.is_stranded(page) and self.users[page] == 1:
+                self.held[self.group_of(member, page)] -= 1
+        for page, count in member.uses.items():
+            if self.holds[page] > 1:
+                self.users[page] -= 1
+                self.released[page] += count
+        for beam in member.beams:
+            for ordinal in range(int(beam.num_published), int(beam.num_blocks)):
+                self.left[int(beam.blocks[ordinal].first_page)] += 1
+
+    def answer(self) -> tuple[list[int], Lack | None, list[int]]:
+        order: list[int] = []
+        spare = list(self.reach)
+        for group in range(self.num_groups):
+            total = int(self.storage.allocators[group].num_slots)
+            share = self.locked[group] / total
+            if self.locked[group] > int(self.shared.constraint_slots[group]) and share > self.shared.max_util_for_resume:
+                return [], (0, group, 0, self.top_reach[group]), [0] * self.num_groups
+        waiting = list(range(len(self.members)))
+        while waiting:
+            lacks: list[tuple[bool, int, int, Lack]] = []
+            stays: list[int] = []
+            for position in waiting:
+                lack, left, is_too_wide = self.look(self.members[position])
+                if lack is None:
+                    order.append(position)
+                    self.finish(self.members[position])
+                    spare = [min(pair) for pair in zip(spare, left, strict=True)]
+                else:
+                    stays.append(position)
+                    lacks.append((not is_too_wide, lack[2] - lack[3], position, lack))
+            if len(stays) == len(waiting):
+                # One that is too wide for level 0 comes first, then the one that lacks least.
+                return order, min(lacks)[3], [0] * self.num_groups
+            waiting = stays
+        return order, None, spare
+
+
+def compare(world: World, max_step: int) -> FinishPlan:
+    plan = world.manager.can_finish(world.listed, world.remaining, max_step)
+    members = [
+        Member(kv_cache._state_for_batch(), remaining, max_step) for kv_cache, remaining in zip(world.listed, world.remaining, strict=True)
+    ]
+    order, lack, spare = PlainQuestion(world.manager._shared, members).answer()
+    found = plan.refusal
+    assert list(plan.order) == order
+    assert (None if found is None else (found.level, found.pool_group, found.asked, found.free)) == lack
+    assert list(plan.spare_slots) == spare
+    return plan
+
+
+@pytest.mark.parametrize("seeds", [range(first, first + 40) for first in range(5000, 5160, 40)], ids=str)
+def test_answers_follow_the_rules(seeds: range) -> None:
+    for seed in seeds:
+        world = World(seed)
+        random = Random(seed)
+        compare(world, world.max_step)
+        world.remaining = [random.choice((0, 1, 2, 5, 12)) for _ in world.listed]
+        for kv_cache in world.listed:
+            if kv_cache.is_active and random.random() < 0.6:
+                kv_cache.suspend()
+        compare(world, random.choice((1, 2, 4, 8, 40)))
+        world.close()
+
+
+def test_both_answers_and_all_kinds_of_lacks_occur() -> None:
+    kinds: Counter[str] = Counter()
+    for seed in range(5000, 5080):
+        world = World(seed)
+        plan = compare(world, world.max_step)
+        refusal = plan.refusal
+        if refusal is None:
+            kinds["yes"] += 1
+        else:
+            kinds["overuse" if refusal.asked == 0 else "level 0" if refusal.text.startswith("level 0") else "all levels"] += 1
+            kinds["some finish"] += int(len(plan.order) > 0)
+        world.close()
+    assert min(kinds[kind] for kind in ("yes", "overuse", "level 0", "all levels", "some finish")) > 2, kinds
