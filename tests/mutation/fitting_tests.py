@@ -34,7 +34,9 @@ _PROPERTIES = {
     ),
     "storage": "tests/property/test_useless_windowed_pages_go.py",
 }
-_UNIT = {"device": "unit/device/test_stream_order.py unit/device/test_streams_that_come_and_go.py"}
+_UNIT = {
+    "device": "unit/device/test_stream_order_calls.py unit/device/test_stream_order.py unit/device/test_streams_that_come_and_go.py",
+}
 
 
 def fitting_tests(file: str) -> list[str]:
