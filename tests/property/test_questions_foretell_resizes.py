@@ -20,7 +20,7 @@ from kv_cache_manager_v2 import (
 BLOCK = 4
 
 
-def small_manager(random: Random) -> KVCacheManager:
+def small_manager(random: Random, keeps_indices: bool) -> KVCacheManager:
     windows = random.choice(([None], [None, 6], [6], [None, 6, 14]))
     layers = attention_layers(windows, BLOCK)
     block_bytes = sum(buffer.size for layer in layers for buffer in layer.buffers)
@@ -28,7 +28,9 @@ def small_manager(random: Random) -> KVCacheManager:
     if random.random() < 0.6:
         tiers.append(HostCacheTierConfig(random.choice((2, 6)) * block_bytes))
     scratch = SwaScratchReuseConfig() if random.random() < 0.3 else None
-    config = KVCacheManagerConfig(BLOCK, tiers, layers, max_util_for_resume=1.0, swa_scratch_reuse=scratch)
+    config = KVCacheManagerConfig(
+        BLOCK, tiers, layers, max_util_for_resume=1.0, swa_scratch_reuse=scratch, allow_seq_rebasing=not keeps_indices
+    )
     return KVCacheManager(config, device=HostDevice())
 
 
@@ -47,9 +49,12 @@ def draw_step(random: Random, kv_cache: KVCache) -> tuple[int, int]:
 
 
 class Run:
-    def __init__(self, seed: int) -> None:
+    """``keeps_indices``: sequences that compute the same blocks side by side keep their own pages."""
+
+    def __init__(self, seed: int, keeps_indices: bool = False) -> None:
         self.random = Random(seed)
-        self.manager = small_manager(self.random)
+        self.keeps_indices = keeps_indices
+        self.manager = small_manager(self.random, keeps_indices)
         self.open: list[KVCache] = []
         self.num_batches = self.num_refused = 0
 
@@ -57,7 +62,9 @@ class Run:
         random = self.random
         draw = random.random()
         active = [one for one in self.open if one.is_active]
-        if draw < 0.15 or not self.open:
+        if self.keeps_indices and draw < 0.1:
+            self.open_side_by_side()
+        elif draw < 0.15 or not self.open:
             text = [random.choice((1, 2)) * 100 + position for position in range(random.choice((3, 6, 9)))]
             kv_cache = self.manager.create_kv_cache(input_tokens=text)
             self.open.append(kv_cache)
@@ -87,6 +94,16 @@ class Run:
         elif active:
             self.step(random.sample(active, random.randrange(1, len(active) + 1)))
 
+    def open_side_by_side(self) -> None:
+        """Two or three sequences have pages for the same text before one of them commits it."""
+        first = self.random.randrange(1 << 20)
+        text = [first + position for position in range(self.random.choice((4, 5, 8)))]
+        others = [self.manager.create_kv_cache(input_tokens=text) for _ in range(self.random.choice((2, 2, 3)))]
+        ready = [one for one in others if one.resume() and one.resize(len(text))]
+        for one in ready:
+            one.commit(text)
+        self.open += others
+
     def step(self, batch: list[KVCache]) -> None:
         steps = [draw_step(self.random, kv_cache) for kv_cache in batch]
         capacities, histories = [step[0] for step in steps], [step[1] for step in steps]
@@ -114,7 +131,16 @@ class Run:
 # The last ones: a page that a batch's sequences release one after another, a tail that the last of them takes back, scratch slots.
 @pytest.mark.parametrize("seed", [*range(60), 61, 69, 76, 135, 172])
 def test_questions_foretell_calls(seed: int) -> None:
-    run = Run(seed)
+    play(Run(seed))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_questions_foretell_calls_where_indices_stay(seed: int) -> None:
+    """The last lock of a published page lets its oldest twin go on as that page, and one slot is free."""
+    play(Run(seed, keeps_indices=True))
+
+
+def play(run: Run) -> None:
     for _ in range(60):
         run.act()
     for kv_cache in run.open:
