@@ -14,7 +14,7 @@ from mypy_extensions import i64, mypyc_attr
 from .beams import list_beams
 from .resize_plan import count_new_pages
 from .sequence_state import SequenceState
-from .shared_state import SharedState
+from .shared_state import UNBOUNDED, SharedState
 
 
 @final
@@ -72,7 +72,7 @@ class FinishDemand:
             kept_end: i64 = 0
             if len(self.beams) == 1:
                 kept_end = self.written_block
-                if shared.window_sizes[life_cycle] >= 0 and shared.num_sink_blocks[life_cycle] < kept_end:
+                if shared.window_sizes[life_cycle] != UNBOUNDED and shared.num_sink_blocks[life_cycle] < kept_end:
                     kept_end = shared.num_sink_blocks[life_cycle]
             for ordinal in range(beam.num_blocks):
                 if beam.holds_page(life_cycle, ordinal):
@@ -127,7 +127,7 @@ class FinishDemand:
         longest: i64 = 0
         for life_cycle in range(shared.num_life_cycles):
             window = shared.window_sizes[life_cycle]
-            if window >= 0:
+            if window != UNBOUNDED:
                 full = window + (shared.num_sink_blocks[life_cycle] + 1) * shared.tokens_per_block
                 if full > longest:
                     longest = full
@@ -147,7 +147,7 @@ class FinishDemand:
                 counts[pool_group] += added * len(self.beams)
                 continue
             count = count_new_pages(self.state, life_cycle, 0, num_blocks, window_begin)
-            if self.state.scratch.is_enabled and shared.window_sizes[life_cycle] >= 0:
+            if self.state.scratch.is_enabled and shared.window_sizes[life_cycle] != UNBOUNDED:
                 bound = self._bound_with_scratch(life_cycle, max_step)
                 if bound < count:
                     count = bound

@@ -15,7 +15,7 @@ from mypy_extensions import i64, mypyc_attr
 
 from ..base.ranges import HalfOpenRange
 from ..layout.windows import compute_scratch_beg, compute_scratch_end
-from .shared_state import SharedState
+from .shared_state import UNBOUNDED, SharedState
 
 
 @final
@@ -57,7 +57,7 @@ class Scratch:
     def compute_end(self, life_cycle: i64, history: i64, capacity: i64) -> i64:
         """The range's end for a step from ``history`` to ``capacity``; its beginning if there is none."""
         shared = self.shared
-        if not self.is_enabled or shared.window_sizes[life_cycle] < 0:
+        if not self.is_enabled or shared.window_sizes[life_cycle] == UNBOUNDED:
             return self.compute_begin(life_cycle, history, capacity)
         cycle = shared.life_cycles[life_cycle]
         return compute_scratch_end(history, capacity, cycle, shared.tokens_per_block, shared.max_rewind_len)

@@ -2,7 +2,8 @@
 
 A mutant changes one expression or statement of one file. They are enumerated in the order of the sources, so a seed draws the same
 ones as long as the sources are the same. Left out: assertions and what is raised (both only speak), log calls, texts, annotations
-and whatever shows a value (`__repr__`).
+and whatever shows a value (`__repr__`). Also what cannot matter by its form: which of two equal numbers is taken for the larger one or
+the smaller one, and the order of the arguments of sums and maxima.
 """
 
 import ast
@@ -37,6 +38,11 @@ _OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
     ast.RShift: ast.LShift,
     ast.Mod: ast.FloorDiv,
 }
+_TIES: dict[type[ast.cmpop], type[ast.cmpop]] = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}
+_IN_ANY_ORDER = ("min", "max", "add_slots", "_larger", "_most")
+_NOT_SWAPPED = ("isinstance", "cast", "getattr", *_IN_ANY_ORDER)
+_NO_MUTANT = "a tie"
+"""The kind of a change that changes nothing: it only counts among those with the same text."""
 _NUMBERS = ("i64", "i32", "int", "float")
 _LARGEST = 64
 """Larger constants are limits and masks."""
@@ -92,6 +98,8 @@ def mutants_of(file: str, source: bytes) -> list[Mutant]:
         name = f"{function} | {old} -> {new}"
         occurrence = seen.get(name, 0)
         seen[name] = occurrence + 1
+        if kind == _NO_MUTANT:
+            continue
         found.append(Mutant(kind, file, node.lineno, function, old, new, occurrence, begin, end))
     return found
 
@@ -103,6 +111,8 @@ Change = tuple[str, ast.expr | ast.stmt, str, str]
 class _Walk:
     def __init__(self, tree: ast.Module) -> None:
         self._tree = tree
+        self._ties = {id(comparison) for node in ast.walk(tree) for comparison in _find_tie(node)}
+        """Comparisons of two numbers after which it does not matter what is done where they are equal."""
 
     def changes(self) -> Iterator[Change]:
         yield from self._of_body(self._tree.body, "")
@@ -150,7 +160,9 @@ class _Walk:
             return
         if isinstance(node, ast.Compare) and len(node.ops) == 1:
             for comparison in _COMPARISONS[type(node.ops[0])]:
-                yield function, node, ast.unparse(ast.Compare(node.left, [comparison()], node.comparators)), "comparison"
+                is_tie = id(node) in self._ties and comparison is _TIES.get(type(node.ops[0]))
+                changed = ast.unparse(ast.Compare(node.left, [comparison()], node.comparators))
+                yield function, node, changed, _NO_MUTANT if is_tie else "comparison"
         if isinstance(node, ast.BoolOp):
             either = ast.Or() if isinstance(node.op, ast.And) else ast.And()
             yield function, node, f"({ast.unparse(ast.BoolOp(either, node.values))})", "and / or"
@@ -177,13 +189,37 @@ class _Walk:
                     yield from self._of_expression(part, function)
 
     def _swapped(self, node: ast.Call, function: str) -> Iterator[Change]:
-        if isinstance(node.func, ast.Name) and node.func.id in ("isinstance", "cast", "min", "max", "getattr"):
+        if isinstance(node.func, ast.Name) and node.func.id in _NOT_SWAPPED:
             return
         for position in range(len(node.args) - 1):
             arguments = list(node.args)
             arguments[position : position + 2] = reversed(arguments[position : position + 2])
             if ast.unparse(arguments[position]) != ast.unparse(arguments[position + 1]):
                 yield function, node, ast.unparse(ast.Call(node.func, arguments, node.keywords)), "swapped arguments"
+
+
+def _find_tie(node: ast.AST) -> list[ast.Compare]:
+    """The comparison of ``a if a > b else b``, ``if a > b: b = a``, ``a - b if a > b else 0`` and ``if a > b: c += a - b``."""
+    if not isinstance(node, (ast.If, ast.IfExp)) or not isinstance(node.test, ast.Compare) or len(node.test.ops) != 1:
+        return []
+    both = {ast.unparse(node.test.left), ast.unparse(node.test.comparators[0])}
+    pairs: list[tuple[ast.expr, ast.expr]] = []
+    if isinstance(node, ast.IfExp):
+        pairs.append((node.body, node.orelse))
+        if isinstance(node.orelse, ast.Constant) and node.orelse.value == 0:
+            pairs += _operands(node.body)
+    elif len(node.body) == 1 and not node.orelse:
+        statement = node.body[0]
+        if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+            pairs.append((statement.targets[0], statement.value))
+        elif isinstance(statement, ast.AugAssign) and isinstance(statement.op, (ast.Add, ast.Sub)):
+            pairs += _operands(statement.value)
+    return [node.test] if any({ast.unparse(one), ast.unparse(other)} == both for one, other in pairs) else []
+
+
+def _operands(node: ast.expr) -> list[tuple[ast.expr, ast.expr]]:
+    """Of a difference."""
+    return [(node.left, node.right)] if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub) else []
 
 
 def _constants_of(returns: ast.expr | None) -> list[str]:

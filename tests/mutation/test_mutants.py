@@ -47,6 +47,41 @@ def test_what_is_changed_and_what_is_not() -> None:
     assert {mutant.line for mutant in mutants} == {5, 6, 7, 9}
 
 
+TIES = b"""
+def f(a: int, b: int, c: int) -> int:
+    d = a if a > b else b
+    if a < d:
+        d = a
+    if b >= c:
+        c += b - c
+    e = b - a if b > a else 0
+    if a > b:
+        d = c
+    if a > b:
+        b = a
+    else:
+        c = a
+    return _larger(a, b) + larger(a, b)
+"""
+
+
+def test_what_is_equal_either_way_is_left_out() -> None:
+    """The first four are a maximum, a minimum, and two differences that are 0 where both are equal; of the last two a tie is a change. The
+    numbers of mutants with one text count those that are left out."""
+    comparisons = [mutant for mutant in mutants_of("x.py", TIES) if mutant.kind == "comparison"]
+    assert [(mutant.line, mutant.new, mutant.occurrence) for mutant in comparisons] == [
+        (3, "a < b", 0),
+        (4, "a > d", 0),
+        (6, "b <= c", 0),
+        (8, "b < a", 0),
+        (9, "a >= b", 1),
+        (9, "a < b", 1),
+        (11, "a >= b", 2),
+        (11, "a < b", 2),
+    ]
+    assert [mutant.old for mutant in mutants_of("x.py", TIES) if mutant.kind == "swapped arguments"] == ["larger(a, b)"]
+
+
 def test_every_mutant_can_be_told_apart_and_parses() -> None:
     mutants = all_mutants()
     assert len({mutant.key for mutant in mutants}) == len(mutants) > 10_000

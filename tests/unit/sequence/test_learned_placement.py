@@ -23,6 +23,7 @@ from kv_cache_manager_v2 import (
     SnapshotPolicy,
     SsmLayerConfig,
 )
+from kv_cache_manager_v2.sequence.learned_placement import LOOK_BACK
 
 SIZE = 4
 LEARNED = SnapshotPolicy(placement="learned", at_commits=False)
@@ -63,6 +64,9 @@ class History:
         self.chats: dict[int, list[list[int]]] = {}
         self.instructions = [self._text(self.random.randint(4, 40)) for _ in range(5)]
         self.chance_of_turn = self.random.random()
+        self.latest_chat: list[int] = []
+        self.document: list[int] | None = [] if seed % 2 == 0 else None
+        """Of half of the histories: asked about a few times, then comes another one of the same length."""
 
     def _text(self, length: int) -> list[int]:
         first = self.random.randrange(1 << 20)
@@ -73,10 +77,16 @@ class History:
         if chats and self.random.random() < self.chance_of_turn:
             chat = self.random.choice(chats[-6:])
             chat += self._text(self.random.randint(1, 20))
+            self.latest_chat = chat
             return list(chat)
         text = self._text(self.random.randint(0, 30))
-        if self.random.random() < 0.7:
+        if self.document is not None and self.random.random() < 0.7:
+            if len(self.document) == 0 or self.random.random() < 0.4:
+                self.document = self._text(8 * SIZE + 1)
+            text = self.document + text
+        elif self.random.random() < 0.7:
             text = self.random.choice(self.instructions) + text
+        self.latest_chat = text = list(text)
         chats.append(text)
         return list(text)
 
@@ -90,12 +100,22 @@ class History:
         known.update(paths)
         return count, extends and count > 0
 
+    def answer(self, scope: int) -> None:
+        """The latest prompt is answered; the answer is known, and no prompt ends there. Some are as long as is looked back."""
+        looked_back = SIZE * LOOK_BACK
+        self.latest_chat += self._text(self.random.choice((0, 5, 13, looked_back - SIZE, looked_back, looked_back + 3, 90)))
+        num_blocks = len(self.latest_chat) // SIZE
+        self.known[scope].update([tuple(self.latest_chat[: count * SIZE]) for count in range(1, num_blocks + 1)])
 
-@pytest.mark.parametrize("num_requests", [40, 400, 1400])
+
+@pytest.mark.parametrize("num_requests, answers", [(40, False), (400, False), (1400, False), (40, True), (300, True)])
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("config", [apart, together])
-def test_places_and_prices_follow_the_rules(config: Callable[[], KVCacheManagerConfig], seed: int, num_requests: int) -> None:
-    history = History(100 * seed + num_requests)
+def test_places_and_prices_follow_the_rules(
+    config: Callable[[], KVCacheManagerConfig], seed: int, num_requests: int, answers: bool
+) -> None:
+    """``answers``: prompts of later turns go on behind what was generated, which no prompt had."""
+    history = History(101 * seed + num_requests)
     random = Random(seed)
     with KVCacheManager(config(), device=HostDevice()) as manager:
         placement = manager._shared.learned_placement
@@ -111,6 +131,8 @@ def test_places_and_prices_follow_the_rules(config: Callable[[], KVCacheManagerC
             scope = random.randrange(num_scopes)
             prompt = history.prompt(scope)
             known, extends = history.serve(scope, prompt)
+            if answers and random.random() < 0.5:
+                history.answer(scope)
             place = placement.observe(ReuseScope(salt=scope), b"".join(one.to_bytes(4, "little") for one in prompt), known, extends)
             kinds = naive.observe(scope, prompt, known, extends)
             assert (place.branch_kind, place.end_kind, place.num_tokens) == (*kinds, len(prompt))
