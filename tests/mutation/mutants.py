@@ -39,7 +39,7 @@ _OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
     ast.Mod: ast.FloorDiv,
 }
 _TIES: dict[type[ast.cmpop], type[ast.cmpop]] = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}
-_IN_ANY_ORDER = ("min", "max", "add_slots", "_larger", "_most")
+_IN_ANY_ORDER = ("min", "max", "add_slots", "_larger", "_most", "_share_a_life_cycle")
 _NOT_SWAPPED = ("isinstance", "cast", "getattr", *_IN_ANY_ORDER)
 _NO_MUTANT = "a tie"
 """The kind of a change that changes nothing: it only counts among those with the same text."""

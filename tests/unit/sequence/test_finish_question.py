@@ -9,12 +9,16 @@ from random import Random
 
 import pytest
 from property.test_finish_orders_exist import World
+from refused_work import Refused
+from small_models import manager_of, run_prompt
+from tiered_models import TOKENS_PER_BLOCK, Bench, tiered_config
 from unit.sequence.test_finish_demand import PlainDemand
 
-from kv_cache_manager_v2 import FinishPlan
+from kv_cache_manager_v2 import FinishPlan, KVCache, KVCacheManager
 from kv_cache_manager_v2.sequence.published_tail import is_tail_its_own
 from kv_cache_manager_v2.sequence.sequence_state import ACTIVE, SequenceState
 from kv_cache_manager_v2.sequence.shared_state import SharedState
+from kv_cache_manager_v2.testing import SimulatedDevice
 
 Lack = tuple[int, int, int, int]
 """Level, pool group, slots asked for, slots within reach."""
@@ -245,12 +249,10 @@ class PlainQuestion:
         return order, None, spare
 
 
-def compare(world: World, max_step: int) -> FinishPlan:
-    plan = world.manager.can_finish(world.listed, world.remaining, max_step)
-    members = [
-        Member(kv_cache._state_for_batch(), remaining, max_step) for kv_cache, remaining in zip(world.listed, world.remaining, strict=True)
-    ]
-    order, lack, spare = PlainQuestion(world.manager._shared, members).answer()
+def compare(manager: KVCacheManager, listed: list[KVCache], remaining: list[int], max_step: int) -> FinishPlan:
+    plan = manager.can_finish(listed, remaining, max_step)
+    members = [Member(kv_cache._state_for_batch(), count, max_step) for kv_cache, count in zip(listed, remaining, strict=True)]
+    order, lack, spare = PlainQuestion(manager._shared, members).answer()
     found = plan.refusal
     assert list(plan.order) == order
     assert (None if found is None else (found.level, found.pool_group, found.asked, found.free)) == lack
@@ -263,12 +265,12 @@ def test_answers_follow_the_rules(seeds: range) -> None:
     for seed in seeds:
         world = World(seed)
         random = Random(seed)
-        compare(world, world.max_step)
-        world.remaining = [random.choice((0, 1, 2, 5, 12)) for _ in world.listed]
+        compare(world.manager, world.listed, world.remaining, world.max_step)
+        remaining = [random.choice((0, 1, 2, 5, 12)) for _ in world.listed]
         for kv_cache in world.listed:
             if kv_cache.is_active and random.random() < 0.6:
                 kv_cache.suspend()
-        compare(world, random.choice((1, 2, 4, 8, 40)))
+        compare(world.manager, world.listed, remaining, random.choice((1, 2, 4, 8, 40)))
         world.close()
 
 
@@ -276,7 +278,7 @@ def test_both_answers_and_all_kinds_of_lacks_occur() -> None:
     kinds: Counter[str] = Counter()
     for seed in range(5000, 5080):
         world = World(seed)
-        plan = compare(world, world.max_step)
+        plan = compare(world.manager, world.listed, world.remaining, world.max_step)
         refusal = plan.refusal
         if refusal is None:
             kinds["yes"] += 1
@@ -285,3 +287,80 @@ def test_both_answers_and_all_kinds_of_lacks_occur() -> None:
             kinds["some finish"] += int(len(plan.order) > 0)
         world.close()
     assert min(kinds[kind] for kind in ("yes", "overuse", "level 0", "all levels", "some finish")) > 2, kinds
+
+
+@pytest.mark.parametrize("is_active", [False, True])
+@pytest.mark.parametrize("num_forks", [1, 2])
+@pytest.mark.parametrize("windows", [[None], [None, 6], [None, 6, 14]])
+def test_forks_of_a_published_tail_copy_it_but_for_the_last(windows: list[int | None], num_forks: int, is_active: bool) -> None:
+    """Six tokens are a block and a published part of one; the last of the sequences to finish writes into it in place."""
+    answers = set()
+    for num_slots in range(2 * len(windows), 7 * len(windows)):
+        with manager_of(windows, num_slots=num_slots, max_util_for_resume=1.0) as manager:
+            listed = [run_prompt(manager, list(range(6)))]
+            listed[0].stop_committing()
+            listed += [listed[0].fork() for _ in range(num_forks)]
+            if not is_active:
+                for kv_cache in listed:
+                    kv_cache.suspend()
+            answers.add(bool(compare(manager, listed, [1] * len(listed), 1)))
+            compare(manager, listed, [9] * len(listed), 5)
+            compare(manager, listed[:-1], [1] * num_forks, 1)
+            for kv_cache in listed:
+                kv_cache.close()
+    assert answers == {False, True}
+
+
+@pytest.mark.parametrize("windows", [[None], [None, 6]])
+def test_matched_tails_are_copied_but_for_the_last(windows: list[int | None]) -> None:
+    """Six tokens are a block and a published part of one, which two new sequences match; each copies it as it is resumed, the last one
+    where there is no room takes it out of the tree."""
+    answers = set()
+    for num_slots in range(2 * len(windows), 7 * len(windows)):
+        with manager_of(windows, num_slots=num_slots, max_util_for_resume=1.0) as manager:
+            run_prompt(manager, list(range(6))).close()
+            listed = [manager.create_kv_cache(input_tokens=[*range(6), 100 + number]) for number in range(2)]
+            assert [one.num_committed_tokens for one in listed] == [6, 6]
+            answers.add(bool(compare(manager, listed, [1, 1], 1)))
+            compare(manager, listed, [0, 0], 1)
+            compare(manager, listed, [9, 0], 4)
+            for kv_cache in listed:
+                kv_cache.close()
+    assert answers == {False, True}
+
+
+@pytest.mark.parametrize("num_held", range(1, 5))
+def test_beams_copy_a_block_that_they_share(num_held: int) -> None:
+    """Two and three beams in the block that the next step writes, which a fork may hold too."""
+    for num_slots in range(4, 12):
+        with manager_of(num_slots=num_slots, max_util_for_resume=1.0) as manager:
+            kv_cache = run_prompt(manager, list(range(6)))
+            listed = [kv_cache]
+            if num_held % 2 == 0:
+                listed.append(kv_cache.fork())
+            kv_cache.beam_width = 2 + num_held // 3
+            compare(manager, listed, [1] * len(listed), 1)
+            compare(manager, [kv_cache], [6], 2)
+            kv_cache.stop_committing()
+            compare(manager, listed, [1] * len(listed), 1)
+            kv_cache.suspend()
+            compare(manager, listed, [3] * len(listed), 2)
+            for one in listed:
+                one.close()
+
+
+def test_pages_on_a_failed_disk_come_up_and_find_no_way_back() -> None:
+    """GPU, host and a disk that fails: what lies there is needed on the levels that are left."""
+    device = SimulatedDevice(3, eager=True)
+    with Bench(tiered_config(4, [("host", 4), ("disk", 60)]), device) as bench:
+        manager = bench.manager
+        listed = [bench.suspended(number, 4 * TOKENS_PER_BLOCK, commit=True) for number in range(1, 4)]
+        compare(manager, listed, [1, 0, 5], 2)
+        device.faults.fail("disk_write", 1, Refused("worn out"))
+        other = bench.suspended(9, 4 * TOKENS_PER_BLOCK, commit=True)
+        bench.engine.synchronize()
+        kinds = Counter(bool(compare(manager, listed[:count], [extra] * count, 2)) for count in (1, 2, 3) for extra in (0, 1, 5))
+        assert manager._shared.storage.closed.first == 2 and len(kinds) == 2
+        assert any(int(manager._shared.storage.rows.level(page)) == 2 for page in Member(listed[0]._state_for_batch(), 0, 1).uses)
+        for one in [*listed, other]:
+            one.close()
