@@ -306,6 +306,8 @@ def test_forks_of_a_published_tail_copy_it_but_for_the_last(windows: list[int | 
             answers.add(bool(compare(manager, listed, [1] * len(listed), 1)))
             compare(manager, listed, [9] * len(listed), 5)
             compare(manager, listed[:-1], [1] * num_forks, 1)
+            # All but the last only come and go: it alone may need a slot for a copy.
+            compare(manager, listed, [0] * num_forks + [1], 1)
             for kv_cache in listed:
                 kv_cache.close()
     assert answers == {False, True}
@@ -326,6 +328,16 @@ def test_matched_tails_are_copied_but_for_the_last(windows: list[int | None]) ->
             compare(manager, listed, [9, 0], 4)
             for kv_cache in listed:
                 kv_cache.close()
+        with manager_of(windows, num_slots=num_slots, max_util_for_resume=1.0) as manager:
+            # The publisher goes on in its tail, and needs no copy for that as long as it only comes and goes.
+            listed = [run_prompt(manager, list(range(6)))]
+            listed[0].stop_committing()
+            listed[0].suspend()
+            listed.append(manager.create_kv_cache(input_tokens=[*range(6), 100]))
+            compare(manager, listed, [0, 0], 1)
+            compare(manager, listed, [0, 1], 1)
+            for kv_cache in listed:
+                kv_cache.close()
     assert answers == {False, True}
 
 
@@ -341,6 +353,9 @@ def test_beams_copy_a_block_that_they_share(num_held: int) -> None:
             kv_cache.beam_width = 2 + num_held // 3
             compare(manager, listed, [1] * len(listed), 1)
             compare(manager, [kv_cache], [6], 2)
+            if num_held > 2 and kv_cache.resize(7, 6):
+                # The beams have parted: what is published now is a block of beam 0 alone.
+                assert manager.can_finish(listed, [0] * len(listed))
             kv_cache.stop_committing()
             compare(manager, listed, [1] * len(listed), 1)
             kv_cache.suspend()
