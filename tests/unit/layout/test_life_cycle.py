@@ -97,6 +97,9 @@ def test_life_cycles_are_values() -> None:
     both: list[LifeCycle] = [AttnLifeCycle(), SsmLifeCycle()]
     assert both[0] != both[1] and both[1] == SsmLifeCycle()
     assert len({AttnLifeCycle(128), AttnLifeCycle(128), SsmLifeCycle(), SsmLifeCycle()}) == 2
+    others: list[object] = [128, None, "full"]
+    assert not any(value == other or not value != other for value in both for other in others)
+    assert AttnLifeCycle(64, 2).get_stale_range(319, 32) == AttnLifeCycle(64, 2).compute_stale_range(319, 32) == HalfOpenRange(2, 8)
     assert repr(AttnLifeCycle(128, 1)) == "AttnLifeCycle(window_size=128, num_sink_blocks=1)"
 
 

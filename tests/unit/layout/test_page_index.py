@@ -188,6 +188,11 @@ def test_converters_and_descs_are_values() -> None:
     desc = scratch(0, 4, slot_ids)
     slot_ids.append(3)
     assert desc == scratch(0, 4, (1, 2)) and desc != scratch(0, 4, (1, 3)) and desc.slot_ids == (1, 2)
+    assert desc != scratch(0, 5, (1, 2)) and hash(desc) == hash(scratch(0, 4, (1, 2)))
+    others: list[object] = [3, (6, 1, 3, 2), None]
+    assert not any(value == other or not value != other for value in (CONVERTER, desc) for other in others)
+    for changed in (PageIndexConverter(7, 1, 3, 2), PageIndexConverter(6, 2, 3, 2), PageIndexConverter(6, 1, 3, 1)):
+        assert CONVERTER != changed
 
 
 def test_a_batch_with_scratch_of_no_blocks() -> None:
