@@ -94,6 +94,7 @@ def _require_whole(state: SequenceState, pages: list[int]) -> None:
     lost = state.shared.storage.reads.lost
     if len(lost) == 0:
         return
-    bad = [page for page in pages if page in lost]
+    # Beams have pages in common.
+    bad = [page for page in dict.fromkeys(pages) if page in lost]
     if len(bad) > 0:
         raise make_load_failed(state, bad, f"{len(bad)} of its pages are lost, as they could not be read from {lost[bad[0]]}")

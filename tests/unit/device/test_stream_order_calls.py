@@ -333,7 +333,7 @@ class Pair:
         random = self.random
         self.refuse_some()
         draw = random.random()
-        points = [point for point in self.points[-40:] if point[0] < self.order.num_timelines]
+        points = [*self.points[-40:], random.choice(self.points)]
         if not self.uses or draw < 0.08:
             stream, own, slow = random.randrange(1, self.most_streams + 1), random.random() < 0.3, random.random() < 0.15
             entered = self.same("enter", lambda: self.enter(stream, own, slow), lambda: self.plain.enter(stream, own or slow, slow))
@@ -358,7 +358,7 @@ class Pair:
             packed = vec[i64]([self.to_point(point) for point in some])
             self.same("wait all", lambda: self.order.wait_all(index, packed, slots, len(some)), lambda: self.plain.wait_all(index, some))
         elif draw < 0.82 and self.marks:
-            index, mark = random.choice(self.marks[-12:])
+            index, mark = random.choice(self.marks[-12:] if random.random() < 0.8 else self.marks)
             point = random.choice(points)
             found = self.same(
                 "advance",
@@ -373,6 +373,8 @@ class Pair:
         elif draw < 0.93:
             point = random.choice(points)
             self.same("is done", lambda: self.order.is_done(self.to_point(point)), lambda: self.plain.is_done(point))
+        elif draw < 0.94:
+            self.same("synchronize all", self.order.synchronize_all, self.plain.synchronize_all)
         elif draw < 0.97:
             self.same("settle", self.order.settle, self.plain.settle)
         else:
@@ -409,7 +411,8 @@ class Pair:
 @pytest.mark.parametrize("seed", range(60))
 def test_no_call_of_the_device_too_many_and_none_too_few(seed: int) -> None:
     pair = Pair(seed)
-    for _ in range(220):
+    # Long ones have more events on a stream than are kept.
+    for _ in range(900 if seed % 4 == 1 or seed % 4 == 2 else 220):
         pair.act()
     pair.same("synchronize all", pair.order.synchronize_all, pair.plain.synchronize_all)
     pair.same("close", pair.order.close, pair.plain.close)
