@@ -56,11 +56,12 @@ class OverlapDepths:
         self.savings = []
         self._num_depths = 0
         # One more than depths are kept: a new one comes before two become one.
-        self._depths = vec[i64]([0] * (NUM_DEPTHS + 1))
-        self._parted = vec[i64]([0] * (NUM_DEPTHS + 1))
-        self._written = vec[i64]([0] * (NUM_DEPTHS + 1))
-        self._costs = vec[i64]([0] * (NUM_DEPTHS + 1))
-        self._before = vec[i64]([0] * (NUM_DEPTHS + 1))
+        zeros = [0] * (NUM_DEPTHS + 1)
+        self._depths = vec[i64](zeros)
+        self._parted = vec[i64](zeros)
+        self._written = vec[i64](zeros)
+        self._costs = vec[i64](zeros)
+        self._before = vec[i64](zeros)
 
     def record(self, overlap: i64, length: i64, parts: bool) -> None:
         """A prompt of ``length`` blocks, of which the tree knew ``overlap``. ``parts``: it left a path there that goes on otherwise."""

@@ -57,15 +57,13 @@ class SnapshotGhosts:
             self._lengths[int(parent_key)] = int((num_bytes << _PLACE_SHIFT) | place)
 
     def _forget(self, entries: dict[int, int], key: i64, place: i64) -> None:
-        if key != _NO_KEY:
-            entry: i64 = entries.get(int(key), -1)
-            if entry >= 0 and entry & _PLACE_MASK == place:
-                del entries[int(key)]
+        if key != _NO_KEY and entries[int(key)] & _PLACE_MASK == place:
+            del entries[int(key)]
 
     def find(self, key: i64) -> i64:
         """``time << 1 | went_with_block``, or NOT_GONE."""
-        entry: i64 = self._ghosts.get(int(key), NOT_GONE)
-        return NOT_GONE if entry < 0 else entry >> _PLACE_SHIFT
+        entry: i64 = self._ghosts.get(int(key), NOT_GONE << _PLACE_SHIFT)
+        return entry >> _PLACE_SHIFT
 
     def find_length(self, parent_key: i64) -> i64:
         """The bytes of the latest snapshot inside a block below that prefix; 0 if there is none."""
