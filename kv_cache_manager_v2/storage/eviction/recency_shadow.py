@@ -105,12 +105,10 @@ class RecencyShadow:
 
     def end_part(self, stamp: i64, num_pushed: i64) -> None:
         """In that part, which is over, so many pages were pushed."""
-        counts = self._counts
-        counts[stamp & (NUM_PARTS - 1)] += num_pushed
+        self._counts[stamp & (NUM_PARTS - 1)] += num_pushed
         self.num_pages += num_pushed
         if stamp + 1 - self.oldest == NUM_PARTS:
             self._drop_oldest()
-        counts[(stamp + 1) & (NUM_PARTS - 1)] = 0
         if self._credit > 0:
             self._credit -= self._credit >> _FADE_SHIFT
         self._earn(num_pushed * _SAVED)
