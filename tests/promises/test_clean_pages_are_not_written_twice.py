@@ -1,6 +1,6 @@
 """A page whose bytes are on a colder level already is not written there again; with `write_policy="through"` they are there early.
 
-The copies cost no capacity: their slots are free, and are allocated when needed. Blocks of 4 tokens, one page each.
+The copies lie in free slots, which are allocated when needed. Blocks of 4 tokens, one page each.
 """
 
 import random
