@@ -19,8 +19,8 @@ dropped: so such a view keeps the memory, in doubt until the process ends, unles
 not used any more.
 
 A view has the rows that there were when it was made. Make it anew after `KVCacheManager.resize` of level 0 and after `adjust`: where the
-pool has grown, page indices go beyond it. Where the pool has shrunk, its last rows belong to nobody: in the host's memory they read as
-zeros, on a GPU touching them is an illegal access.
+pool has grown, page indices go beyond it. Where the pool has shrunk, its last rows belong to no page: in the
+host's memory they read as they were or as zeros, on a GPU touching them is an illegal access.
 """
 
 import sys

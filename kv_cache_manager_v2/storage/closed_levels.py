@@ -76,7 +76,7 @@ class ClosedLevels:
         return int(level) in self._reasons
 
     def has_failed(self, level: int) -> bool:
-        """Whether it is closed as its disk failed, and not as nobody may write there."""
+        """Whether it is closed as its disk failed, and not as it is only read."""
         return self._reasons.get(level, _READ_ONLY) != _READ_ONLY
 
     def reason(self, level: int) -> str | None:
