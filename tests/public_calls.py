@@ -10,7 +10,9 @@ import enum
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any, TypeVar
 
 import hybrid_models
@@ -718,6 +720,48 @@ def _calls_of_class(cls: type) -> dict[str, Call]:
                 name = f"{cls.__name__}.{member.name}"
                 found[name] = Call(name, _parameters(member, "staticmethod" not in decorators))
     return found
+
+
+def _handles(world: World) -> dict[str, Any]:
+    """One of each class that uses a manager, all of the same one."""
+    prometheus = __import__("prometheus_client")
+    manager = world.manager
+    world.suspended.stop_committing()
+    return {
+        "KVCacheManager": manager,
+        "KVCache": world.active,
+        "TransferLease": world.lease,
+        "CommittedBlockDrop": world.suspended.plan_committed_block_drop(),
+        "PoolView": manager.pool_view(LayerId(0), _KEY),
+        "BatchPageTable": world.table,
+        "DecodeBatch": _decode_batch(world),
+        "KVCacheEventManager": _event_manager(world),
+        "StatisticsLog": library.StatisticsLog(manager),
+        "PrometheusExporter": library.PrometheusExporter(manager, registry=prometheus.CollectorRegistry()),
+    }
+
+
+def make_uses(world: World) -> dict[str, Callable[[], Any]]:
+    """Every public call and property of what works with one manager, ready to be called, by name; constructors that take it too."""
+    uses: dict[str, Callable[[], Any]] = {}
+    for class_name, handle in _handles(world).items():
+        for name, call in _calls_of_class(type(handle)).items():
+            member = name.partition(".")[2].rstrip("=")
+            if member == "" or name in ("KVCacheEventManager.bind", "KVCacheEventManager.require_unbound"):
+                continue
+            arguments = CALLS[name](world)[1] if name in CALLS else _LOOSE_ARGUMENTS.get(name, {})
+            uses[name] = partial(set_property(handle, member) if name.endswith("=") else getattr(handle, member), **arguments)
+        for member in [member for member in dir(type(handle)) if not member.startswith("_")]:
+            if isinstance(inspect.getattr_static(handle, member), property | GetSetDescriptorType | MemberDescriptorType):
+                uses[f"{class_name}.{member} (property)"] = partial(getattr, handle, member)
+    for name in ("BatchPageTable", "DecodeBatch"):
+        uses[name] = partial(*CALLS[name](world)[:1], **CALLS[name](world)[1])
+    uses["KVCacheManager.state_layer_group_id"] = partial(world.hybrid.manager.state_layer_group_id, hybrid_models.FIRST_STATE_LAYER)
+    uses["KVCacheManager.ready"] = lambda: asyncio.run(world.manager.ready(world.active))
+    return uses
+
+
+_LOOSE_ARGUMENTS: dict[str, dict[str, Any]] = {"PrometheusExporter.show_curves": {"curves": []}}
 
 
 def _is_left_out(name: str) -> bool:

@@ -14,6 +14,7 @@ from typing import ClassVar, Final, SupportsFloat, SupportsIndex, final
 
 from mypy_extensions import i64, mypyc_attr
 
+from ..base.call_door import CallDoor
 from ..base.checks import to_bool, to_count, to_int, to_number
 from ..base.errors import LogicError
 from ..base.given import Given
@@ -44,7 +45,7 @@ class KVCacheEventManager(Handle):
 
     __slots__ = (
         "_max_events", "_hash_algo", "_attention_dp_rank", "_log", "_backlog", "_groups", "_tokens_per_block", "_cache_tiers",
-        "_partial_blocks",
+        "_partial_blocks", "_door",
     )  # fmt: skip
 
     _NAMES: ClassVar[str] = "the events of a manager of this process"
@@ -59,6 +60,8 @@ class KVCacheEventManager(Handle):
     """None while UNBOUND."""
     _tokens_per_block: int
     _cache_tiers: tuple[CacheTier, ...]
+    _door: CallDoor | None
+    """Of the manager; None while UNBOUND."""
 
     def __init__(
         self,
@@ -77,6 +80,7 @@ class KVCacheEventManager(Handle):
         self._groups = None
         self._tokens_per_block = 0
         self._cache_tiers = ()
+        self._door = None
 
     # -- for the manager ----------------------------------------------------------------------------------------------
 
@@ -86,13 +90,19 @@ class KVCacheEventManager(Handle):
             raise LogicError("this event_manager follows another KVCacheManager already; make a new one for each")
 
     def bind(
-        self, groups: Sequence[LayerGroupFacts], first_page: i64, tokens_per_block: int, cache_tiers: Sequence[CacheTier]
+        self,
+        groups: Sequence[LayerGroupFacts],
+        first_page: i64,
+        tokens_per_block: int,
+        cache_tiers: Sequence[CacheTier],
+        door: CallDoor,
     ) -> PageEventSink | None:
         """Not for users: `KVCacheManager` calls it. The sink for its page storage; None if events are off."""
         self.require_unbound()
         self._groups = list(groups)
         self._tokens_per_block = tokens_per_block
         self._cache_tiers = tuple(cache_tiers)
+        self._door = door
         if self._max_events == 0:
             return None
         assembler = EventAssembler(groups, first_page, self._hash_algo, self._attention_dp_rank, self._max_events)
@@ -150,7 +160,13 @@ class KVCacheEventManager(Handle):
         return self._cache_tiers
 
     def flush_iteration_events(self) -> None:
-        """Make the changes of all calls so far visible to drainers. Call it from the thread that calls the manager."""
+        """Make the changes of all calls so far visible to drainers. Call it from the thread that calls the manager, in no callback."""
+        if self._door is not None:
+            self._door.require_idle()
+        self._hand_over()
+
+    def _hand_over(self) -> None:
+        """A flush from inside a manager's call."""
         log = self._log
         if log is not None:
             log.hand_over()
@@ -161,6 +177,8 @@ class KVCacheEventManager(Handle):
         ``timeout_ms``: how long to wait for an event if there is none; None or 0: no waiting.
         """
         timeout_s = _to_seconds(timeout_ms)
+        if self._door is not None:
+            self._door.require_own_process()
         backlog = self._backlog
         if backlog is None:
             return []
@@ -182,6 +200,8 @@ class KVCacheEventManager(Handle):
                 if self._max_events == 0
                 else "snapshot: give this event manager to a KVCacheManager first"
             )
+        if self._door is not None:
+            self._door.require_own_process()
         if flushes:
             self.flush_iteration_events()
         return backlog.snapshot()

@@ -5,6 +5,8 @@ digest is due; others are built with the methods for fields, and end with `end_r
 
 A journal never stands in the way of serving: when the file cannot be written (a full disk), that is logged once, recording
 ends, and `error` says why; what was written so far can be read up to its last whole record.
+
+A forked child writes nothing: the file, and what the buffer had at the fork, are its parent's.
 """
 
 import logging
@@ -34,7 +36,7 @@ _logger = logging.getLogger("kv_cache_manager_v2")
 @final
 @mypyc_attr(native_class=True)
 class JournalWriter:
-    __slots__ = ("path", "error", "buffer", "num_records", "_file", "_digest")
+    __slots__ = ("path", "error", "buffer", "num_records", "_file", "_digest", "_process")
 
     path: Final[str]
     error: OSError | None
@@ -45,6 +47,8 @@ class JournalWriter:
     _file: BinaryIO | None
     _digest: DecisionDigest | None
     """The manager's, which stands between records; None before `follow`."""
+    _process: Final[int]
+    """The one that made the file."""
 
     def __init__(self, path: str | os.PathLike[str], config: bytes) -> None:
         """Creates the file, or empties it; `OSError` if that fails."""
@@ -53,6 +57,7 @@ class JournalWriter:
         self.buffer = BytesWriter()
         self.num_records = 0
         self._digest = None
+        self._process = os.getpid()
         self._file = open(self.path, "wb", buffering=0)
         self.buffer.write(MAGIC)
         self.buffer.append(VERSION)
@@ -147,7 +152,7 @@ class JournalWriter:
         data = self.buffer.getvalue()
         self.buffer = BytesWriter()
         file = self._file
-        if file is None:
+        if file is None or os.getpid() != self._process:
             return
         try:
             num_written = file.write(data)

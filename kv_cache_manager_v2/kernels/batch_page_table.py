@@ -31,6 +31,7 @@ from ..base.handle import Handle
 from ..base.ids import BAD_PAGE_INDEX, DEFAULT_BEAM_INDEX, DataRole
 from ..manager.kv_cache import KVCache
 from ..manager.kv_cache_manager import KVCacheManager
+from ..sequence.call_guard import CallGuard
 from ..sequence.sequence_state import ACTIVE, CLOSED, SequenceState
 from .batch_rows import BatchRows
 from .block_table import BlockTable
@@ -63,6 +64,7 @@ class BatchPageTable(Handle):
         "query_start_loc",
         "kv_start_loc",
         "_manager",
+        "_door",
         "_rows",
         "_outputs",
         "_rules",
@@ -80,6 +82,7 @@ class BatchPageTable(Handle):
     query_start_loc: Final[npt.NDArray[np.int32]]
     kv_start_loc: Final[npt.NDArray[np.int32]]
     _manager: Final[KVCacheManager]
+    _door: Final[CallGuard]
     _rows: Final[BatchRows]
     _outputs: Final[list[TableOutput]]
     _rules: Final[list[PageRule]]
@@ -105,6 +108,7 @@ class BatchPageTable(Handle):
         kv_start_loc: object = None,
     ) -> None:
         manager = to_instance(manager, KVCacheManager, "manager")
+        manager._require_open()
         num_rows = int(to_count(max_num_sequences, "max_num_sequences"))
         num_blocks = int(to_count(max_num_blocks, "max_num_blocks"))
         if num_rows < 1 or num_blocks < 1 or num_blocks * manager.tokens_per_block > _INT32_MAX:
@@ -120,6 +124,7 @@ class BatchPageTable(Handle):
         for array in (self.seq_lens, self.query_start_loc, self.kv_start_loc):
             array.fill(0)
         self._manager = manager
+        self._door = manager._shared_for_batch().guard
         self._rows = BatchRows(num_rows)
         self._outputs = []
         self._rules = []
@@ -140,6 +145,7 @@ class BatchPageTable(Handle):
         """A padded block table. ``filler``: the entry of blocks without a page; None: the null slot's page if the manager
         reserves one (`reserve_null_slot`), which kernels may read, else -1, which they must not read. `ValueError` if it is
         not int32."""
+        self._require_idle("add_block_table")
         rule = self._resolve(pages)
         if filler is not None:
             number = to_int(filler, "filler")
@@ -161,6 +167,7 @@ class BatchPageTable(Handle):
         last_page_len: object = None,
     ) -> CsrTable:
         """Page lists without padding. ``max_num_pages``: of all rows together; None: the most that are possible."""
+        self._require_idle("add_csr")
         rule = self._resolve(pages)
         most = self._max_num_sequences * self._max_num_blocks * int(rule.expansion)
         num_pages = most if max_num_pages is None else int(to_count(max_num_pages, "max_num_pages"))
@@ -172,6 +179,7 @@ class BatchPageTable(Handle):
         self, pages: Given[PageFamily], max_num_input_tokens: SupportsIndex, *, out: object = None
     ) -> SlotMapping:
         """The positions to which the step's input tokens are written. ``max_num_input_tokens``: of all rows in one step."""
+        self._require_idle("add_slot_mapping")
         table = SlotMapping(self._resolve(pages), int(to_count(max_num_input_tokens, "max_num_input_tokens")), out)
         self._add_output(table)
         return table
@@ -186,6 +194,7 @@ class BatchPageTable(Handle):
     ) -> OffsetTable:
         """Key and value offsets of all layers that have the role ``key_role``. ``value_role`` None: without
         values (MLA)."""
+        self._require_idle("add_offset_table")
         table = OffsetTable(
             self._manager,
             self._rows,
@@ -237,7 +246,7 @@ class BatchPageTable(Handle):
         """Add the sequence, or one of its beams; returns its row. `ValueError` if all rows are taken, if it is in the
         table already, belongs to another manager, or has no such beam."""
         joining = to_instance(kv_cache, KVCache, "kv_cache")
-        self._rows.require_idle("add")
+        self._require_idle("add")
         state = joining._state_for_batch()
         beam = to_int(beam_id, "beam_id")
         if joining.manager is not self._manager:
@@ -257,7 +266,7 @@ class BatchPageTable(Handle):
     def remove(self, kv_cache: Given[KVCache], beam_id: SupportsIndex = DEFAULT_BEAM_INDEX) -> int:
         """Remove the sequence or beam, open or closed; returns its row, into which the last row's sequence has moved."""
         row = self.row_of(kv_cache, beam_id)
-        self._rows.require_idle("remove")
+        self._require_idle("remove")
         self._remove_row(row)
         return row
 
@@ -268,7 +277,7 @@ class BatchPageTable(Handle):
 
     def clear(self) -> None:
         """Remove all sequences."""
-        self._rows.require_idle("clear")
+        self._require_idle("clear")
         while len(self._rows) > 0:
             self._remove_row(len(self._rows) - 1)
 
@@ -282,7 +291,7 @@ class BatchPageTable(Handle):
 
     def swap_rows(self, first: SupportsIndex, second: SupportsIndex) -> None:
         """Exchange two rows, for kernels that want prefills and decodes apart."""
-        self._rows.require_idle("swap_rows")
+        self._require_idle("swap_rows")
         self._rows.swap(self._to_row(first, "first"), self._to_row(second, "second"))
 
     def _to_row(self, number: SupportsIndex, name: str) -> int:
@@ -300,10 +309,15 @@ class BatchPageTable(Handle):
         `LogicError` if a sequence is not active (a suspended or closed one has no pages: `remove` it); `ValueError` if
         the step does not fit, or if a sequence has scratch blocks that an output cannot address.
         """
-        self._rows.require_idle("update")
+        self._require_idle("update")
+        self._manager._require_open()
         self._take_lengths(num_input_tokens)
         self._validate_outputs()
         self._write_step()
+
+    def _require_idle(self, call: str) -> None:
+        self._rows.require_idle(call)
+        self._door.require_idle()
 
     def _rows_for_step(self) -> BatchRows:
         return self._rows

@@ -716,7 +716,9 @@ class KVCache(Handle):
         Costs what was changed since. Blocks behind those of the last call count as changed, also where their index is bad; those that are
         gone (`num_blocks`) do not. Asking is of no consequence for anything else. `LogicError` once closed.
         """
-        return self._table(layer_group_id, beam_id).take_changes()
+        table = self._table(layer_group_id, beam_id)
+        self._state.shared.guard.require_idle()
+        return table.take_changes()
 
     def set_base_page_index_buf(
         self, beam_id: SupportsIndex, layer_group_id: SupportsIndex, buf: object

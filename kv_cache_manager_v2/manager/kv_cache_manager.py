@@ -233,6 +233,7 @@ class KVCacheManager(Handle):
                 storage.rows.first_page_of_blocks,
                 config.tokens_per_block,
                 [tier.tier for tier in config.cache_tiers],
+                shared.guard,
             )
         bind_to_process(shared.guard)
         shared.guard.publisher = self._usage
@@ -322,7 +323,7 @@ class KVCacheManager(Handle):
                     record_weights(self._shared)
                 clear_all(self._shared, self._open_sequences, "shutdown")
                 if self._event_manager is not None:
-                    self._event_manager.flush_iteration_events()
+                    self._event_manager._hand_over()
         self._release_memory()
 
     def _release_memory(self) -> None:
@@ -857,6 +858,7 @@ class KVCacheManager(Handle):
         Touch an ACTIVE sequence's pages in the order of its stream, on the host device as soon as a call is back.
         """
         self._require_open()
+        self._shared.guard.require_idle()
         return self._addresses.pool_view(
             self._memory,
             LayerId(to_int(layer_id, "layer_id")),
@@ -1040,10 +1042,12 @@ class KVCacheManager(Handle):
 
         Ranks that were given the same calls have the same digest, compiled or interpreted and on any device.
         """
+        self._shared.guard.require_own_process()
         return self._shared.storage.digest.to_bytes()
 
     def flush_journal(self) -> None:
         """Hand everything recorded so far to the operating system; `LogicError` without a journal, or `OSError` why it ended."""
+        self._shared.guard.require_idle()
         self._shared.journal.flush()
 
     def check_invariants(self) -> None:
@@ -1099,7 +1103,11 @@ class KVCacheManager(Handle):
     def _shared_for_batch(self) -> SharedState:
         return self._shared
 
+    def _require_idle(self) -> None:
+        self._shared.guard.require_idle()
+
     def _require_open(self) -> None:
+        self._shared.guard.require_own_process()
         if not self._is_open:
             raise LogicError("the manager is shut down; make another one")
 

@@ -112,6 +112,7 @@ class PrometheusExporter(Handle):
 
         Call it from the thread that calls the manager, if at all: once per second, say. About 0.1 ms, compiled.
         """
+        self._manager._require_idle()
         if self._transfers is not None:
             self._transfers.collect()
         self._sample()

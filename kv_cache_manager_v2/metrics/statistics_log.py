@@ -35,6 +35,7 @@ class StatisticsLog(Handle):
 
     def write(self) -> None:
         """Log the iteration. If the log level is disabled, do almost nothing, and let the iteration continue."""
+        self._manager._require_idle()
         if not self._logger.isEnabledFor(self._level):
             return
         fields = flatten(self._manager.get_iteration_statistics())

@@ -39,9 +39,9 @@ from typing import Final, final
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.build_mode import is_compiled
+from ..base.call_door import CallDoor
 from ..base.change_count import ChangeCount
 from ..base.errors import BusyError, CorruptedError, LogicError
-from ..base.process_bound import ProcessBound
 from ..device.stream_order import StreamOrder
 from ..journal.call_records import CallRecords
 
@@ -84,7 +84,7 @@ class StateChecker(metaclass=ABCMeta):
 
 @final
 @mypyc_attr(native_class=True)
-class CallGuard(ProcessBound):
+class CallGuard(CallDoor):
     __slots__ = (
         "is_foreign", "publisher", "checker", "order", "_attention", "_busy", "_changes", "_journal", "_reason", "_abandoned",
         "_process", "_readers", "_reader", "_is_read", "_is_entering", "_must_stay", "_asked",
@@ -238,22 +238,26 @@ class CallGuard(ProcessBound):
         self._must_stay = True
         self._attention = 1
 
-    def _require_own_process(self) -> None:
+    def require_own_process(self) -> None:
         if self.is_foreign:
             raise LogicError(
                 f"this is process {os.getpid()}, a fork of process {self._process}, which has the manager's memory, files and "
                 f"threads: serve there, or make a manager of its own here"
             )
 
+    def require_idle(self) -> None:
+        """For calls without a door that change, write or consume something: `LogicError` in a forked process, and while a call runs."""
+        if self._attention != _IDLE:
+            self.require_own_process()
+            if self._busy and _is_a_call_running():
+                raise _two_calls()
+
     def _look_closer(self) -> None:
-        self._require_own_process()
+        self.require_own_process()
         if self._reason is not None:
             raise CorruptedError(f"the manager is broken since an earlier call: {self._reason}")
         if self._busy and _is_a_call_running():
-            raise LogicError(
-                "a call began while another call on the same manager was running (from another thread, or from inside a "
-                "callback); one caller at a time"
-            )
+            raise _two_calls()
         if self._busy:
             # An interrupt at the very beginning of `__exit__` kept it from doing anything.
             self._journal.discard()
@@ -369,7 +373,7 @@ class CallGuard(ProcessBound):
 
     def require_sound(self) -> None:
         """For calls that only look: a broken manager has nothing true to show."""
-        self._require_own_process()
+        self.require_own_process()
         if self._reason is not None:
             raise CorruptedError(f"the manager is broken since an earlier call: {self._reason}")
 
@@ -428,6 +432,13 @@ class Reading:
             self._guard.end_reading()
         else:
             self._guard.fail_reading(error)
+
+
+def _two_calls() -> LogicError:
+    return LogicError(
+        "a call began while another call on the same manager was running (from another thread, or from inside a callback); one caller "
+        "at a time"
+    )
 
 
 def _is_a_call_running() -> bool:

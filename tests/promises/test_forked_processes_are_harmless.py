@@ -3,11 +3,13 @@
 import gc
 import os
 import signal
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from public_calls import World, make_uses
 from tiered_models import Bench, tiered_config
 
 from kv_cache_manager_v2 import HostDevice, KVCache, KVCacheManager, LogicError
@@ -42,18 +44,8 @@ def expect_refused(call: Callable[[], object]) -> None:
     raise AssertionError("a call was served in a forked process")
 
 
-def use_everything(manager: KVCacheManager, sequences: list[KVCache]) -> None:
-    for call in (
-        lambda: manager.create_kv_cache(input_tokens=[1, 2, 3]),
-        lambda: manager.probe_reuse(None, [1, 2, 3]),
-        lambda: manager.describe(),
-        lambda: manager.resize(2, 8 * SLOT_BYTES),
-        lambda: manager.clear_reusable_blocks(),
-        lambda: sequences[0].resume(),
-        lambda: sequences[0].prefetch(),
-        lambda: sequences[0].get_base_page_indices(0),
-        lambda: sequences[0].stop_committing(),
-    ):
+def use_disk_pages(manager: KVCacheManager, sequences: list[KVCache]) -> None:
+    for call in (sequences[0].resume, sequences[0].prefetch, lambda: manager.resize(2, 8 * SLOT_BYTES)):
         expect_refused(call)
 
 
@@ -73,7 +65,7 @@ def leave_with(manager: KVCacheManager, sequences: list[KVCache]) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-@pytest.mark.parametrize("work", [use_everything, release_all, leave_with])
+@pytest.mark.parametrize("work", [use_disk_pages, release_all, leave_with])
 def test_child_leaves_the_parents_bytes_alone(work: Callable[[KVCacheManager, list[KVCache]], None], tmp_path: Path) -> None:
     """5 sequences of 2 blocks, 2 slots on the GPU and 2 in host memory: at least 6 pages are in the file, which both processes have."""
     with Bench(tiered_config(2, [("host", 2), ("disk", 16)], str(tmp_path)), HostDevice()) as bench:
@@ -130,6 +122,88 @@ def test_child_that_forgets_the_manager(tmp_path: Path) -> None:
         kv_cache.close()
     digest = holder[0].state_digest()
     holder[0].shutdown()
+    device.close()
+    other = HostDevice()
+    assert rerun(journal, other).digest == digest
+    other.close()
+
+
+RELEASING = {"KVCacheManager.shutdown", "KVCache.close", "PoolView.release", "PrometheusExporter.close"}
+"""Do nothing in a child, so that it may leave a ``with``."""
+ANSWERED = set(
+    (
+        "KVCacheManager.get_layer_group_id KVCacheManager.state_layer_group_id KVCacheManager.life_cycle_of_group KVCacheManager.get_quota "
+        "KVCacheManager.get_page_stride KVCacheManager.get_page_index_scale KVCacheManager.get_page_index_upper_bound "
+        "KVCacheManager.get_page_index_converter KVCacheManager.supports_index_mode KVCache.supports_index_mode BatchPageTable.row_of "
+        "TransferLease.get_page_indices CommittedBlockDrop.drop_when_forgotten PrometheusExporter.show_curves PrometheusExporter.collect"
+    ).split()
+)
+"""What the configuration says, what a handle has noted, and the metrics of the last time."""
+
+
+def call_all(uses: dict[str, Callable[[], object]]) -> None:
+    wrong = []
+    for name, use in uses.items():
+        try:
+            use()
+        except LogicError as error:
+            if "fork" not in str(error):
+                wrong.append(f"{name}: {error}")
+        except BaseException as error:
+            wrong.append(f"{name}: {error!r}")
+        else:
+            if name not in RELEASING and name not in ANSWERED and not name.endswith("(property)"):
+                wrong.append(f"{name} was served")
+    sys.stderr.write("\n".join(wrong))  # an error of the child's is not seen
+    assert wrong == []
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_no_call_is_served_in_a_child() -> None:
+    """All public calls of all handles of a manager; properties are numbers and names that a handle has."""
+    world = World()
+    uses = make_uses(world)
+    before = world.fingerprint()
+    for order in (uses, dict(reversed(uses.items()))):
+        assert run_in_child(lambda calls=order: call_all(calls)) == 0  # type: ignore[misc]
+        assert world.fingerprint() == before
+    world.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_child_leaves_the_parents_journal_alone(tmp_path: Path) -> None:
+    """What the buffer has at the fork is written once, by the parent; also where the child is forked inside a call and goes on there."""
+    journal = tmp_path / "calls.journal"
+    device = HostDevice()
+    manager = KVCacheManager(tiered_config(8, []), device=device, journal=journal)
+
+    def serve(count: int, callback: Callable[[int, object], int]) -> None:
+        for number in range(count):
+            with manager.create_kv_cache(None, [number], custom_priority_callback=callback) as kv_cache:
+                assert kv_cache.resume() and kv_cache.resize(4)
+
+    def fork_inside(ordinal: int, life_cycle: object) -> int:
+        children.append(os.fork())
+        return 35
+
+    serve(1, lambda ordinal, life_cycle: 35)
+    size = journal.stat().st_size
+    assert run_in_child(lambda: expect_refused(manager.flush_journal)) == 0
+    assert journal.stat().st_size == size
+    children: list[int] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        with manager.create_kv_cache(custom_priority_callback=fork_inside) as kv_cache:
+            assert kv_cache.resume() and kv_cache.resize(4)
+            if children[0] == 0:
+                kv_cache.close()
+                manager.shutdown()
+                os._exit(0)
+    assert os.waitpid(children[0], 0)[1] == 0
+    assert journal.stat().st_size == size
+    serve(1, lambda ordinal, life_cycle: 35)
+    digest = manager.state_digest()
+    manager.shutdown()
     device.close()
     other = HostDevice()
     assert rerun(journal, other).digest == digest

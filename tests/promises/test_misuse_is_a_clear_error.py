@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from public_calls import World, make_uses
 from small_models import config_of, manager_of, run_prompt
 
 from kv_cache_manager_v2 import (
@@ -359,6 +360,52 @@ def test_callback_that_changes_its_own_sequence() -> None:
                 kv_cache.resize(16)
             manager.check_invariants()
             box.clear()
+
+
+ANSWERED_IN_A_CALLBACK = set(
+    (
+        "KVCacheManager.get_layer_group_id KVCacheManager.state_layer_group_id KVCacheManager.life_cycle_of_group KVCacheManager.get_quota "
+        "KVCacheManager.get_page_stride KVCacheManager.get_page_index_scale KVCacheManager.get_page_index_upper_bound "
+        "KVCacheManager.get_page_index_converter KVCacheManager.supports_index_mode KVCacheManager.get_mem_pool_base_address "
+        "KVCacheManager.get_aggregated_pages KVCacheManager.clamp_max_seq_len_for_mem KVCacheManager.get_statistics "
+        "KVCacheManager.get_storage_statistics KVCacheManager.state_digest KVCacheManager.check_invariants "
+        "KVCache.get_base_page_indices KVCache.get_aggregated_page_indices KVCache.get_scratch_desc KVCache.supports_index_mode "
+        "TransferLease.get_page_indices CommittedBlockDrop.drop_when_forgotten PoolView.release "
+        "BatchPageTable BatchPageTable.row_of DecodeBatch KVCacheEventManager.get_latest_events "
+        "PrometheusExporter.show_curves PrometheusExporter.collect PrometheusExporter.close"
+    ).split()
+)
+"""Looks, what any thread may ask, and what works on no manager."""
+
+
+def test_callback_that_uses_anything() -> None:
+    """All public calls of all handles of the manager, in the middle of a `resize`: each is refused, or only looks."""
+    world = World()
+    uses = make_uses(world)
+    del uses["KVCache.get_ssm_block_base_index"]  # looks too, but not at a sequence without a state
+    wrong: list[str] = []
+
+    def use_all(ordinal: int, life_cycle: object) -> int:
+        for name, use in uses.items():
+            try:
+                use()
+            except LogicError as error:
+                if "callback" not in str(error):
+                    wrong.append(f"{name}: {error}")
+            except Exception as error:
+                wrong.append(f"{name}: {error!r}")
+            else:
+                if name not in ANSWERED_IN_A_CALLBACK and not name.endswith("(property)"):
+                    wrong.append(f"{name} was served")
+        return 35
+
+    before = world.fingerprint()
+    with world.manager.create_kv_cache(custom_priority_callback=use_all) as kv_cache:
+        assert kv_cache.resume() and kv_cache.resize(4)
+        world.manager.check_invariants()
+    assert not wrong, "\n".join(wrong)
+    assert world.fingerprint()[1] == before[1]
+    world.close()
 
 
 def test_other_wrong_types() -> None:

@@ -1,0 +1,22 @@
+"""What handles of lower folders ask a manager before a call of theirs: whether it may run now, and in this process."""
+
+from abc import abstractmethod
+
+from mypy_extensions import mypyc_attr
+
+from .process_bound import ProcessBound
+
+
+@mypyc_attr(native_class=True)
+class CallDoor(ProcessBound):
+    """The door of a manager's calls; `CallGuard` is it."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def require_own_process(self) -> None:
+        """`LogicError` in a process that was forked from the manager's."""
+
+    @abstractmethod
+    def require_idle(self) -> None:
+        """`LogicError` there, and while a call of the manager runs: from inside a callback, say."""
