@@ -8,6 +8,7 @@ import ast
 import asyncio
 import enum
 import inspect
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -57,6 +58,7 @@ from kv_cache_manager_v2 import (
     compute_scratch_range,
     gen_multimodal_cache_key_tokens,
     config_from_model,
+    default_device,
     load_config,
     plan_capacity,
     read_batch,
@@ -491,6 +493,9 @@ CALLS: dict[str, Callable[[World], Example]] = {
     "DecodeBatch.step": lambda w: (_decode_batch(w).step, {"tokens": [7], "num_inputs": 1}),
     "StridedPages": lambda w: (StridedPages, {"layer_group_id": 0}),
     "DensePages": lambda w: (DensePages, _LAYER | {"index_mode": _SHARED}),
+    "PageIndexConverter": lambda w: (
+        library.PageIndexConverter, {"scale": 4, "expansion": 1, "layer_offset": 1, "scratch_pages_per_block": 1}
+    ),
     "PageIndexConverter.convert_into": lambda w: (
         w.manager.get_page_index_converter(0, _KEY).convert_into,
         {"base_indices": np.zeros(4, np.int32), "out": np.zeros(4, np.int32), "index_mode": _SHARED, "scratch": None},
@@ -530,6 +535,7 @@ CALLS: dict[str, Callable[[World], Example]] = {
     ),
     "config_from_model": lambda w: (
         config_from_model,
+    default_device,
         {
             "source": {"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 32},
             "cache_tiers": [GpuCacheTierConfig(1 << 20)],
@@ -564,6 +570,33 @@ CALLS: dict[str, Callable[[World], Example]] = {
     "ReuseSample.estimate": lambda w: (w.manager.get_reuse_sample().estimate, {"policy": EvictionPolicy.LRU, "sizes": [0.5, 2.0]}),
     "UsageStatistics.count_transfers": lambda w: (w.manager.get_statistics().count_transfers, {"kind": "copied"}),
     "UsageStatistics.count_drops": lambda w: (w.manager.get_statistics().count_drops, {"reason": DropReason.CAPACITY}),
+    "StatisticsLog": lambda w: (library.StatisticsLog, {"manager": w.manager, "logger": logging.getLogger("mine"), "level": logging.INFO}),
+    "PrometheusExporter": lambda w: (
+        library.PrometheusExporter,
+        {
+            "manager": w.manager, "registry": _registry(), "labels": {"rank": "0"}, "event_manager": _event_manager(w),
+            "shared_level": None, "clock": Clock(),
+        },
+    ),
+    "PrometheusExporter.show_curves": lambda w: (
+        library.PrometheusExporter(w.manager, registry=_registry()).show_curves, {"curves": [w.manager.get_hit_rate_curve(0)]}
+    ),
+    "OpenTelemetryExporter": lambda w: (
+        library.OpenTelemetryExporter,
+        {
+            "manager": w.manager, "meter_provider": None, "tracer_provider": None, "attributes": {"rank": "0"},
+            "event_manager": _event_manager(w), "shared_level": None,
+        },
+    ),
+    "KVCacheEventPublisher": lambda w: (
+        library.KVCacheEventPublisher,
+        {
+            "event_manager": _event_manager(w), "endpoint": "inproc://events", "replay_endpoint": "inproc://replay",
+            "snapshot_endpoint": "inproc://snapshots", "heartbeat_seconds": 1.0, "topic": "a", "data_parallel_rank": 0, "dialect": "map",
+            "first_sequence": 0, "buffer_batches": 4, "high_water_mark": 8, "lora_names": {1: "an adapter"}, "linger_ms": 0,
+        },
+    ),
+    "default_device": lambda w: (default_device, {"driver": None, "gpu_folder": str(Path(__file__).parent)}),
     "read_batch": lambda w: (read_batch, {"payload": _payload()}),
     # -- testing ------------------------------------------------------------------------------------------------------
     "HostDevice": lambda w: (
@@ -598,6 +631,10 @@ def _event_manager(world: World) -> KVCacheEventManager:
     return manager
 
 
+def _registry() -> Any:
+    return __import__("prometheus_client").CollectorRegistry()
+
+
 def _block_hash() -> BlockHash:
     return compute_block_hashes([1, 2, 3, 4], 4)[0]
 
@@ -611,7 +648,7 @@ def _payload() -> bytes:
 _RESULT = "made by the library, and given to the user"
 _PORT = "a device is called by the library; tests/contract says how"
 _INSIDE = "called by the library only"
-_OPTIONAL = "needs a package, a socket or a GPU; its own tests give it wrong arguments"
+_OPTIONAL = "needs a GPU; its own tests give it wrong arguments"
 
 LEFT_OUT: dict[str, str] = {
     **dict.fromkeys(
@@ -620,7 +657,7 @@ LEFT_OUT: dict[str, str] = {
             "ExpandedBuffer FinishPlan HitRateCurve HitRatePoint HintResult IndexedBlock KVCache KVCacheCreatedData KVCacheEvent "
             "KVCacheEventData KVCacheEventDiff KVCacheEventSnapshot KVCacheRemovedData KVCacheStoredBlockData KVCacheStoredData "
             "KVCacheUpdatedData LevelCapacity "
-            "LifeCycleRegistry MatchedTokens PageIndexConverter PoolDesc PoolGroupCapacity PoolGroupDesc "
+            "LifeCycleRegistry MatchedTokens PoolDesc PoolGroupCapacity PoolGroupDesc "
             "PoolView PromptStatistics Refusal ReuseSample ScratchDesc SlotDesc SlotDescVariant SsmLifeCycle StorageStatistics "
             "TransferStatistics TransferTimes UsageStatistics AllBlocksCleared BlockRemoved BlockStored WireBatch TransferLease "
             "BlockTable CsrTable OffsetTable SlotMapping TimeHistogram Wakeup"
@@ -628,12 +665,7 @@ LEFT_OUT: dict[str, str] = {
         _RESULT,
     ),
     **dict.fromkeys(("CopyBatch", "MemoryAccess"), _PORT),
-    **dict.fromkeys(
-        (
-            "CudaDevice DevicePageIndices KVCacheEventPublisher OpenTelemetryExporter PrometheusExporter StatisticsLog default_device"
-        ).split(),
-        _OPTIONAL,
-    ),
+    **dict.fromkeys(("CudaDevice", "DevicePageIndices"), _OPTIONAL),
 }
 """Constructors and functions, and of the classes of `_METHODS_LEFT_OUT` everything."""
 
@@ -645,7 +677,7 @@ _METHODS_LEFT_OUT: dict[str, str] = {
         ).split(),
         _INSIDE,
     ),
-    **dict.fromkeys(("DevicePageIndices", "OpenTelemetryExporter", "PrometheusExporter"), _OPTIONAL),
+    "DevicePageIndices": _OPTIONAL,
 }
 
 _SINGLE_METHODS_LEFT_OUT: dict[str, str] = {
@@ -724,7 +756,6 @@ def _calls_of_class(cls: type) -> dict[str, Call]:
 
 def _handles(world: World) -> dict[str, Any]:
     """One of each class that uses a manager, all of the same one."""
-    prometheus = __import__("prometheus_client")
     manager = world.manager
     world.suspended.stop_committing()
     return {
@@ -737,7 +768,7 @@ def _handles(world: World) -> dict[str, Any]:
         "DecodeBatch": _decode_batch(world),
         "KVCacheEventManager": _event_manager(world),
         "StatisticsLog": library.StatisticsLog(manager),
-        "PrometheusExporter": library.PrometheusExporter(manager, registry=prometheus.CollectorRegistry()),
+        "PrometheusExporter": library.PrometheusExporter(manager, registry=_registry()),
     }
 
 
@@ -749,19 +780,17 @@ def make_uses(world: World) -> dict[str, Callable[[], Any]]:
             member = name.partition(".")[2].rstrip("=")
             if member == "" or name in ("KVCacheEventManager.bind", "KVCacheEventManager.require_unbound"):
                 continue
-            arguments = CALLS[name](world)[1] if name in CALLS else _LOOSE_ARGUMENTS.get(name, {})
+            arguments = CALLS[name](world)[1] if name in CALLS else {}
             uses[name] = partial(set_property(handle, member) if name.endswith("=") else getattr(handle, member), **arguments)
         for member in [member for member in dir(type(handle)) if not member.startswith("_")]:
             if isinstance(inspect.getattr_static(handle, member), property | GetSetDescriptorType | MemberDescriptorType):
                 uses[f"{class_name}.{member} (property)"] = partial(getattr, handle, member)
     for name in ("BatchPageTable", "DecodeBatch"):
-        uses[name] = partial(*CALLS[name](world)[:1], **CALLS[name](world)[1])
+        function, arguments = CALLS[name](world)
+        uses[name] = partial(function, **arguments)
     uses["KVCacheManager.state_layer_group_id"] = partial(world.hybrid.manager.state_layer_group_id, hybrid_models.FIRST_STATE_LAYER)
     uses["KVCacheManager.ready"] = lambda: asyncio.run(world.manager.ready(world.active))
     return uses
-
-
-_LOOSE_ARGUMENTS: dict[str, dict[str, Any]] = {"PrometheusExporter.show_curves": {"curves": []}}
 
 
 def _is_left_out(name: str) -> bool:

@@ -4,7 +4,8 @@ What comes out is of the library's type itself, not of a subclass of the caller'
 """
 
 import builtins
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar, cast
 
 from librt.vecs import vec
@@ -47,6 +48,16 @@ def has_attribute(value: object, name: str) -> bool:
 def _is_bool(value: object) -> bool:
     """Whether it is a bool, or one of numpy or torch, which have a number as well."""
     return isinstance(value, bool) or "bool" in str(getattr(value, "dtype", ""))
+
+
+def _is_complex(value: object) -> bool:
+    """Whether it is a complex number, or one of numpy, whose `float` loses a part."""
+    return isinstance(value, complex) or "complex" in str(getattr(value, "dtype", ""))
+
+
+def is_bytes(value: object) -> bool:
+    """Whether it is raw bytes, which are no list of numbers though Python iterates over them as one."""
+    return isinstance(value, (bytes, bytearray)) or (isinstance(value, memoryview) and value.itemsize == 1)
 
 
 def to_int(value: object, name: str) -> int:
@@ -97,6 +108,8 @@ def to_number(value: object, name: str) -> float:
         except OverflowError:
             raise ValueError(f"{name} is an int of {int(value).bit_length()} bits; a float cannot hold it") from None
     elif getattr(type(value), "__float__", None) is not None and not _is_bool(value) and not has_attribute(value, "__len__"):
+        if _is_complex(value):
+            raise TypeError(f"{name} must be a number, not the complex {type(value).__name__}")
         number = float(cast(Any, value))
     if number is None:
         raise TypeError(f"{name} must be a number, not {type_name(value)}")
@@ -110,6 +123,19 @@ def to_text(value: object, name: str) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{name} must be a str, not {type(value).__name__}")
     return to_plain_text(value)
+
+
+def require_path(path: str, name: str) -> str:
+    """``path``, which the operating system can take as a path: it has a name, and no null."""
+    if path == "":
+        raise ValueError(f"{name} is empty; give the path of a file or folder")
+    try:
+        is_usable = b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        is_usable = False
+    if not is_usable:
+        raise ValueError(f"{name} is {path!r}, which no file system can name: it has a null or half a character in it")
+    return path
 
 
 def to_plain_text(text: str) -> str:
@@ -129,6 +155,42 @@ def to_instance(value: object, kind: type[T], name: str) -> T:
     return value
 
 
+def to_instance_or_none(value: object, kind: type[T], name: str) -> T | None:
+    """``value``, which is of that class or None."""
+    if value is not None and not isinstance(value, kind):
+        raise TypeError(f"{name} must be a {kind.__name__} or None, not {type_name(value)}")
+    return value
+
+
+def to_texts_by_name(value: object, name: str) -> dict[str, str]:
+    """``value``, a mapping of str to str, as a dict of our own."""
+    texts: dict[str, str] = {}
+    for key, text in to_items(value, name):
+        texts[to_text(key, f"a name in {name}")] = to_text(text, f"{name}[{shown(key)}]")
+    return texts
+
+
+def to_items(value: object, name: str) -> list[tuple[object, object]]:
+    """The items of ``value``, a mapping."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{name} must be a mapping, such as a dict, not {type_name(value)}")
+    return list(value.items())
+
+
+def to_short_list(values: object, name: str, most: int) -> list[object]:
+    """`to_list` of what has at most ``most`` items; more are a `ValueError`, where they can be counted before they are listed."""
+    if isinstance(values, Sequence):
+        _require_at_most(len(values), name, most)
+    items = to_list(values, name)
+    _require_at_most(len(items), name, most)
+    return items
+
+
+def _require_at_most(count: int, name: str, most: int) -> None:
+    if count > most:
+        raise ValueError(f"{name} has {count} items; there can be {most}")
+
+
 def to_list(values: object, name: str) -> list[object]:
     """``values`` as a list of our own: a copy of a list, an array's numbers as ints, any other iterable but a str, a mapping or a set,
     whose order differs from process to process.
@@ -137,7 +199,7 @@ def to_list(values: object, name: str) -> list[object]:
     """
     if type(values) is list:
         return cast("list[object]", values).copy()
-    if isinstance(values, (str, bytes, bytearray, Mapping, set, frozenset)):
+    if isinstance(values, (str, Mapping, set, frozenset)) or is_bytes(values):
         raise TypeError(f"{name} must be a sequence, not {type(values).__name__}")
     to_ints = getattr(values, "tolist", None)
     if to_ints is not None:
@@ -151,8 +213,8 @@ def to_list(values: object, name: str) -> list[object]:
 
 
 def to_counts(values: object, name: str) -> vec[i64]:
-    """`to_count` of each item."""
-    items = to_list(values, name)
+    """`to_count` of each item; ``name``: "one of" and the argument's."""
+    items = to_list(values, name.removeprefix("one of "))
     # Fast path: nearly always every item is valid. Only on an error does a second pass find the item at fault.
     try:
         # The cast is unchecked. Compiled code checks each item as it reads it: an item that is no i64 raises a TypeError here.

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from mypy_extensions import mypyc_attr
 
-from ..base.checks import to_bool, to_instance, to_int, to_number, to_text
+from ..base.checks import is_bytes, to_bool, to_instance, to_int, to_number, to_text
 
 MAX_CONFIG_INT: Final = 2**60
 """Larger sizes and lengths are mistakes, and arithmetic on them could overflow 64 bits."""
@@ -109,6 +109,6 @@ def validate_optional_instance(config: ConfigValue, field: str, kind: type[objec
 
 def to_tuple(value: object, name: str) -> tuple[object, ...]:
     """``value`` as a tuple; a str is not accepted as a sequence."""
-    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
+    if isinstance(value, str) or is_bytes(value) or not isinstance(value, Sequence):
         raise TypeError(f"{name} must be a list or a tuple, not {type(value).__name__}")
     return tuple(value)

@@ -48,6 +48,8 @@ class DiskRanges:
     def reserve(self, path: str, num_bytes: int, watch: SlotWatch | None = None) -> int:
         """``path``: a folder; with ``watch`` the path of a file that outlives the process."""
         self.table.validate_num_bytes(num_bytes)
+        if path == "":
+            raise ValueError("path is empty; give the folder of the disk range")
         address, index = self._find_addresses(num_bytes)
         self._files = [*self._files[:index], DiskFile(self._port, path, address, num_bytes, watch), *self._files[index:]]
         self.table.add(address, num_bytes)

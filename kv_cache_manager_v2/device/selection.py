@@ -12,7 +12,9 @@ import logging
 import os
 from typing import Any, Final
 
+from ..base.checks import has_attribute, to_text, type_name
 from ..base.errors import CudaError
+from ..base.given import Given
 from .cuda_device import CudaDevice
 from .cuda_driver import NO_GPU_SEEN, CudaDriver, find_cuda_obstacle, load_driver_module
 from .gpu_presence import find_gpu_absence
@@ -24,18 +26,21 @@ DEVICE_VARIABLE: Final = "KV_CACHE_MANAGER_V2_DEVICE"
 _logger: Final = logging.getLogger(__name__)
 
 
-def default_device(driver: Any = None, *, gpu_folder: str | None = None) -> Device:
+def default_device(driver: Any = None, *, gpu_folder: Given[str | None] = None) -> Device:
     """A new device, selected as the module says; the caller closes it.
 
     ``driver``: replaces `cuda.bindings.driver`. ``gpu_folder``: the folder to search for GPUs' files before the driver
     is loaded; by default ``/dev`` if no ``driver`` is given.
     """
+    folder = None if gpu_folder is None else to_text(gpu_folder, "gpu_folder")
+    if driver is not None and not has_attribute(driver, "cuInit"):
+        raise TypeError(f"driver must be cuda.bindings.driver, what replaces it, or None, not {type_name(driver)}")
     choice = os.environ.get(DEVICE_VARIABLE, "").strip().lower()
     if choice == "host":
         return _use(HostDevice(), f"{DEVICE_VARIABLE}={choice}")
     ordinal = _parse_ordinal(choice)
-    if choice == "" and (driver is None or gpu_folder is not None):
-        absence = find_gpu_absence("/dev" if gpu_folder is None else gpu_folder)
+    if choice == "" and (driver is None or folder is not None):
+        absence = find_gpu_absence("/dev" if folder is None else folder)
         if absence:
             return _use(HostDevice(), absence)
     obstacle = find_cuda_obstacle(driver)

@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 from mypy_extensions import i64, mypyc_attr
 
-from ..base.checks import has_attribute, to_count
+from ..base.checks import has_attribute, to_count, to_instance, to_int, to_list
 from ..base.errors import LogicError
+from ..base.given import Given
 from ..base.handle import Handle
 from ..base.ids import BAD_PAGE_INDEX, CacheTier
 from ..base.integer_math import ceil_div
@@ -92,27 +93,30 @@ class DevicePageIndices(Handle):
 
     def __init__(
         self,
-        manager: KVCacheManager,
+        manager: Given[KVCacheManager],
         outputs: Sequence[DensePages],
         max_num_sequences: SupportsIndex,
         max_num_blocks: SupportsIndex,
-        filler: int = BAD_PAGE_INDEX,
+        filler: SupportsIndex = BAD_PAGE_INDEX,
     ) -> None:
         self._is_closed = True
+        manager = to_instance(manager, KVCacheManager, "manager")
+        listed = to_list(outputs, "outputs")
+        number = to_int(filler, "filler")
         device: Any = manager.device
         if not has_attribute(device, "compile"):
             raise LogicError(f"{manager.device.name} launches no CUDA kernels; use BatchPageTable on the host")
-        if len(outputs) == 0:
+        if len(listed) == 0:
             raise ValueError("outputs is empty; name at least one layer and role")
         self._manager = manager
         self._device = manager.device
-        self._rules = [resolve_family(manager, output) for output in outputs]
+        self._rules = [resolve_family(manager, output) for output in listed]
         self._groups = sorted({int(rule.layer_group) for rule in self._rules})
         self._max_num_rows = int(to_count(max_num_sequences, "max_num_sequences"))
         self._max_num_blocks = int(to_count(max_num_blocks, "max_num_blocks"))
         if self._max_num_rows < 1 or self._max_num_blocks < 1:
             raise ValueError("max_num_sequences and max_num_blocks must be at least 1")
-        self._filler = filler
+        self._filler = number
         self._first_entries = []
         num_entries = 0
         for rule in self._rules:
@@ -161,7 +165,7 @@ class DevicePageIndices(Handle):
         """The address of an output's first row, by the output's position in ``outputs``."""
         return self._output.address + 4 * self._first_entries[output.__index__()]
 
-    def update(self, kv_caches: Sequence[KVCache], stream: int) -> None:
+    def update(self, kv_caches: Sequence[KVCache], stream: SupportsIndex) -> None:
         """Enqueue the conversion of these sequences, one per row, on ``stream``; valid for what is enqueued there
         afterwards.
 
@@ -170,7 +174,9 @@ class DevicePageIndices(Handle):
         """
         if self._is_closed:
             raise LogicError("these page indices are closed")
-        states = [kv_cache._state_for_batch() for kv_cache in kv_caches]
+        given = [to_instance(kv_cache, KVCache, "each of kv_caches") for kv_cache in to_list(kv_caches, "kv_caches")]
+        states = [kv_cache._state_for_batch() for kv_cache in given]
+        stream = to_int(stream, "stream")
         self._validate(states)
         if len(states) == 0:
             return

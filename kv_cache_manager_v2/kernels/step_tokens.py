@@ -23,7 +23,8 @@ def pack_step_tokens(tokens: object, num_rows: i64) -> bytes:
 
 
 def _pack_list(tokens: object) -> bytes:
-    numbers = [to_int(token, "one of tokens") for token in to_list(tokens, "tokens")]
+    # A bool is a token here too, as in `commit`.
+    numbers = [int(token) if isinstance(token, bool) else to_int(token, "one of tokens") for token in to_list(tokens, "tokens")]
     for position, number in enumerate(numbers):
         if not -1 <= number <= MAX_TOKEN_ID:
             raise ValueError(_out_of_range(position, number))

@@ -16,11 +16,11 @@ Conversions work on whole arrays; numpy is imported by the first one.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, SupportsIndex, final
 
 from mypy_extensions import mypyc_attr
 
-from ..base.checks import to_index_mode, to_instance, to_list
+from ..base.checks import to_index_mode, to_instance, to_int, to_list
 from ..base.given import Given
 from ..base.ids import PageIndexMode
 from ..base.value import Value
@@ -46,7 +46,13 @@ class PageIndexConverter(Value):
     layer_offset: Final[int]
     scratch_pages_per_block: Final[int]
 
-    def __init__(self, scale: int, expansion: int, layer_offset: int, scratch_pages_per_block: int) -> None:
+    def __init__(
+        self, scale: SupportsIndex, expansion: SupportsIndex, layer_offset: SupportsIndex, scratch_pages_per_block: SupportsIndex
+    ) -> None:
+        scale = to_int(scale, "scale")
+        expansion = to_int(expansion, "expansion")
+        layer_offset = to_int(layer_offset, "layer_offset")
+        scratch_pages_per_block = to_int(scratch_pages_per_block, "scratch_pages_per_block")
         if scale < 1 or expansion < 1 or scale * expansion > INT32_MAX:
             raise ValueError(
                 f"scale is {scale}, expansion {expansion}; both must be at least 1, their product at most {INT32_MAX}"

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Final, SupportsIndex, final
 from mypy_extensions import i64, mypyc_attr
 from rawref import invalidate
 
-from ..base.checks import to_bool, to_count, to_index_mode, to_instance, to_int, to_list, to_number, to_text
+from ..base.checks import require_path, to_bool, to_count, to_index_mode, to_instance, to_int, to_number, to_short_list, to_text
 from ..base.errors import BusyError, LogicError
 from ..base.finalizers import report_failure, warn_of_leak
 from ..base.given import Given
@@ -127,6 +127,8 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("kv_cache_manager_v2")
 _MAX_SECONDS: Final = 1e9
+_MOST_POSITIONS: Final = 2**16
+"""Of ``snapshot_positions``: more snapshots than any sequence keeps; a range that was meant for something else would fill the memory."""
 _PATIENCE_SECONDS: Final = 0.1
 """How long a thread that wants statistics waits for the end of another thread's call."""
 
@@ -196,7 +198,7 @@ class KVCacheManager(Handle):
         writer: JournalWriter | None = None
         try:
             if path is not None:
-                writer = JournalWriter(path, encode_config(config))
+                writer = _make_journal(path, config)
             num_null_slots = 1 if config.reserve_null_slot else 0
             open_durable(self._device, config, layout, slots_by_level)
             storage, mover = open_storage(self._device, StreamOrder(self._device), layout, slots_by_level, num_null_slots, fill)
@@ -465,7 +467,7 @@ class KVCacheManager(Handle):
         # Before the lock: the user's tokens may be objects with code of their own.
         scope = to_scope(reuse_scope)
         with_planned = to_bool(include_planned, "include_planned")
-        packed = None if input_tokens is None else pack_tokens(input_tokens, self._shared.tree.digests, False)
+        packed = None if input_tokens is None else pack_tokens(input_tokens, self._shared.tree.digests, False, "input_tokens")
         with guard.readers, self._reading as journal:
             self._require_open()
             num_tokens = self._matches.count_tokens(scope, packed, with_planned)
@@ -507,13 +509,14 @@ class KVCacheManager(Handle):
             _validate_callback(custom_priority_callback)
             terms = _to_terms(retention)
             is_counted = to_bool(count_in_statistics, "count_in_statistics")
-            packed = None if input_tokens is None else pack_tokens(input_tokens, shared.tree.digests, False)
+            packed = None if input_tokens is None else pack_tokens(input_tokens, shared.tree.digests, False, "input_tokens")
             num_input_tokens = 0 if packed is None else len(packed) // TOKEN_BYTES
             prompt_length: i64 = num_input_tokens
             if expected_prompt_length is not None:
                 prompt_length = to_count(expected_prompt_length, "expected_prompt_length")
             positions = [
-                to_count(position, "one of snapshot_positions") for position in to_list(snapshot_positions, "snapshot_positions")
+                to_count(position, "one of snapshot_positions")
+                for position in to_short_list(snapshot_positions, "snapshot_positions", _MOST_POSITIONS)
             ]
             state_match: StateMatch | None = None
             if shared.has_state:
@@ -703,7 +706,7 @@ class KVCacheManager(Handle):
         with self._shared.guard as journal:
             self._require_open()
             scope = to_scope(reuse_scope)
-            packed = pack_tokens(input_tokens, self._shared.tree.digests, False)
+            packed = pack_tokens(input_tokens, self._shared.tree.digests, False, "input_tokens")
             result = apply_hint(self._shared, kind, scope, packed, value, duration)
             self._restored = None
             journal.hint(kind, scope, input_tokens, packed, value, duration - EXPECTED, result.num_accepted)
@@ -1129,11 +1132,19 @@ def _to_path(journal: object) -> str | None:
     if journal is None:
         return None
     if isinstance(journal, str):
-        return to_text(journal, "journal")
+        return require_path(to_text(journal, "journal"), "journal")
     if not isinstance(journal, os.PathLike):
         raise TypeError(f"journal must be a path or None, not {type(journal).__name__}")
     path: object = os.fspath(journal)
-    return to_text(path, "journal")
+    return require_path(to_text(path, "journal"), "journal")
+
+
+def _make_journal(path: str, config: KVCacheManagerConfig) -> JournalWriter:
+    try:
+        return JournalWriter(path, encode_config(config))
+    except OSError as error:
+        text = f"the journal cannot be made: {error.strerror}; give journal= the path of a file that may be written"
+        raise OSError(error.errno, text, path) from error
 
 
 def _to_event_manager(event_manager: object) -> KVCacheEventManager | None:

@@ -133,7 +133,7 @@ def commit_of_beams(
     if len(state.arrivals) > 0:
         page_arrivals.await_arrivals(state)
     heads = to_heads(num_heads)
-    num_tokens = _count_tokens(tokens)
+    num_tokens = _count_tokens(tokens, "accepted_input_tokens")
     if beam_search_indices is None:
         sources = vec[i64]([0] * num_tokens)
     else:
@@ -164,11 +164,11 @@ def commit_nodes(
     shared = state.shared
     positions = to_counts(to_list(accepted_positions, "accepted_positions"), "one of accepted_positions")
     heads = to_heads(num_heads)
-    validate_tree(state, positions, _count_tokens(tokens))
+    validate_tree(state, positions, _count_tokens(tokens, "tokens"))
     if len(state.arrivals) > 0:
         page_arrivals.await_arrivals(state)
     copies = TokenCopies(shared.storage, shared.tokens_per_block, heads)
-    packed = _pack(state, tokens)
+    packed = _pack(state, tokens, "tokens")
     try:
         compact_tree(state, positions, copies)
     except BaseException:
@@ -183,7 +183,7 @@ def commit_nodes(
 def offer_tokens(state: SequenceState, tokens: Tokens) -> int:
     """How many of the tokens, which follow the committed ones, are offered before they are committed."""
     tree = state.shared.tree
-    num_tokens = _count_tokens(tokens)
+    num_tokens = _count_tokens(tokens, "tokens")
     if state.num_committed + num_tokens > state.capacity:
         raise ValueError(
             f"sequence {state.id}: {num_tokens} planned tokens after {state.num_committed} committed ones exceed the capacity of "
@@ -207,25 +207,25 @@ def offer_tokens(state: SequenceState, tokens: Tokens) -> int:
         tree.digests.release(packed)
 
 
-def _count_tokens(tokens: object) -> int:
+def _count_tokens(tokens: object, name: str) -> int:
     if isinstance(tokens, (list, tuple)):
         return len(tokens)  # what follows asks an abstract class, which takes longer than all else of a small commit
     is_unordered = isinstance(tokens, (str, bytes, bytearray, Mapping, set, frozenset))
     if is_unordered or not isinstance(tokens, Sized) or getattr(tokens, "ndim", 1) == 0:
-        raise TypeError(f"tokens must be a sequence of int / bytes or an integer buffer, not {type(tokens).__name__}")
+        raise TypeError(f"{name} must be a sequence of int / bytes or an integer buffer, not {type(tokens).__name__}")
     return len(tokens)
 
 
-def _pack(state: SequenceState, tokens: Tokens) -> bytes:
+def _pack(state: SequenceState, tokens: Tokens, name: str = "accepted_input_tokens") -> bytes:
     """The tokens of a commit, validated; their digests are counted for this sequence."""
     tree = state.shared.tree
-    num_tokens = _count_tokens(tokens)
+    num_tokens = _count_tokens(tokens, name)
     if state.num_committed + num_tokens > state.capacity:
         raise ValueError(
             f"sequence {state.id}: {num_tokens} tokens after {state.num_committed} committed ones exceed the capacity of "
             f"{state.capacity}; resize() first"
         )
-    packed = pack_tokens(tokens, tree.digests, True)
+    packed = pack_tokens(tokens, tree.digests, True, name)
     if len(packed) // TOKEN_BYTES != num_tokens:
         tree.digests.release(packed)
         raise ValueError(f"sequence {state.id}: there are {len(packed) // TOKEN_BYTES} tokens, their len() is {num_tokens}")

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final, final
 from mypy_extensions import mypyc_attr
 
 from ..base.build_mode import VERSION
-from ..base.checks import to_instance
+from ..base.checks import has_attribute, to_instance, to_instance_or_none, to_texts_by_name, type_name
 from ..base.errors import KVCacheManagerError
 from ..base.given import Given
 from ..base.handle import Handle
@@ -53,10 +53,14 @@ class OpenTelemetryExporter(Handle):
         meter_provider: object = None,
         tracer_provider: object = None,
         attributes: Mapping[str, str] | None = None,
-        event_manager: KVCacheEventManager | None = None,
+        event_manager: Given[KVCacheEventManager | None] = None,
         shared_level: Given[SharedSource | None] = None,
     ) -> None:
         manager = to_instance(manager, KVCacheManager, "manager")
+        texts = {} if attributes is None else to_texts_by_name(attributes, "attributes")
+        events = to_instance_or_none(event_manager, KVCacheEventManager, "event_manager")
+        _require_method(meter_provider, "get_meter", "meter_provider", "MeterProvider")
+        _require_method(tracer_provider, "get_tracer", "tracer_provider", "TracerProvider")
         try:
             import opentelemetry.metrics
             import opentelemetry.trace
@@ -67,9 +71,9 @@ class OpenTelemetryExporter(Handle):
         trace: Any = opentelemetry.trace
         self._is_open = False
         self._manager: Final = manager
-        self._event_manager: Final = event_manager
+        self._event_manager: Final = events
         self._shared_level: Final[SharedSource | None] = to_shared_source(shared_level)
-        self._attributes: Final[dict[str, str]] = {} if attributes is None else {str(k): str(v) for k, v in attributes.items()}
+        self._attributes: Final[dict[str, str]] = texts
         self._samples: list[MetricSamples] = self._take_samples()
         meters: Any = metrics.get_meter_provider() if meter_provider is None else meter_provider
         tracers: Any = trace.get_tracer_provider() if tracer_provider is None else tracer_provider
@@ -116,6 +120,11 @@ class OpenTelemetryExporter(Handle):
         if self._shared_level is not None:
             samples += sample_shared(self._shared_level)
         return samples
+
+
+def _require_method(provider: object, method: str, name: str, kind: str) -> None:
+    if provider is not None and not has_attribute(provider, method):
+        raise TypeError(f"{name} must be an OpenTelemetry {kind} or None, not {type_name(provider)}, which has no {method}()")
 
 
 @final

@@ -5,13 +5,13 @@ durations of transfers, which the device is asked for, are read by `update`, and
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from threading import Lock
 from typing import Any, ClassVar, Final, final
 
 from mypy_extensions import mypyc_attr
 
-from ..base.checks import to_instance
+from ..base.checks import to_instance, to_instance_or_none, to_list, to_texts_by_name, type_name
 from ..base.errors import BusyError, KVCacheManagerError
 from ..base.given import Given
 from ..base.handle import Handle
@@ -62,11 +62,15 @@ class PrometheusExporter(Handle):
         *,
         registry: object = None,
         labels: Mapping[str, str] | None = None,
-        event_manager: KVCacheEventManager | None = None,
+        event_manager: Given[KVCacheEventManager | None] = None,
         shared_level: Given[SharedSource | None] = None,
-        clock: StatisticsClock | None = None,
+        clock: Given[StatisticsClock | None] = None,
     ) -> None:
         manager = to_instance(manager, KVCacheManager, "manager")
+        texts = {} if labels is None else to_texts_by_name(labels, "labels")
+        events = to_instance_or_none(event_manager, KVCacheEventManager, "event_manager")
+        if clock is not None and not isinstance(clock, StatisticsClock):
+            raise TypeError(f"clock must be a StatisticsClock or None, not {type_name(clock)}")
         try:
             import prometheus_client
             import prometheus_client.core
@@ -74,12 +78,14 @@ class PrometheusExporter(Handle):
             raise missing_package("PrometheusExporter", "prometheus-client", error) from error
 
         self._manager: Final = manager
-        self._event_manager: Final = event_manager
+        self._event_manager: Final = events
         self._shared_level: Final[SharedSource | None] = to_shared_source(shared_level)
         chosen: Any = prometheus_client.REGISTRY if registry is None else registry
+        if not isinstance(chosen, prometheus_client.CollectorRegistry):
+            raise TypeError(f"registry must be a prometheus_client.CollectorRegistry or None, not {type_name(registry)}")
         self._registry: Final[Any] = chosen
-        self._label_names: Final[list[str]] = [] if labels is None else [str(name) for name in labels]
-        self._label_values: Final[list[str]] = [] if labels is None else [str(value) for value in labels.values()]
+        self._label_names: Final[list[str]] = list(texts)
+        self._label_values: Final[list[str]] = list(texts.values())
         core: Any = prometheus_client.core
         self._core: Final[Any] = core
         self._tiers: Final = name_tiers(manager)
@@ -145,12 +151,13 @@ class PrometheusExporter(Handle):
             histograms.append(sample_shared_times(self._shared_level))
         self._histograms = histograms
 
-    def show_curves(self, curves: list[HitRateCurve]) -> None:
+    def show_curves(self, curves: Sequence[HitRateCurve]) -> None:
         """Replace the exported curves from the next update on: of other policies (`ReuseSample.estimate`). From any thread."""
-        for curve in curves:
+        shown = [to_instance(curve, HitRateCurve, "each of curves") for curve in to_list(curves, "curves")]
+        for curve in shown:
             if not 0 <= curve.level < len(self._tiers):
-                raise ValueError(f"a curve is of level {curve.level}; there are {len(self._tiers)} cache levels")
-        self._shown = list(curves)
+                raise ValueError(f"one of curves is of level {curve.level}; there are {len(self._tiers)} cache levels")
+        self._shown = shown
 
     def collect(self) -> list[Any]:
         """The metric families of this exporter alone, without families that have no samples; from any thread.

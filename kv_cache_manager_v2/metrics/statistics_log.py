@@ -1,11 +1,11 @@
 """The statistics of an iteration as one `logging` record: a line for people, fields for machines."""
 
 import logging
-from typing import Any, ClassVar, Final, final
+from typing import Any, ClassVar, Final, SupportsIndex, final
 
 from mypy_extensions import mypyc_attr
 
-from ..base.checks import to_instance
+from ..base.checks import to_instance, to_int, type_name
 from ..base.given import Given
 from ..base.handle import Handle
 from ..manager.kv_cache_manager import KVCacheManager
@@ -27,11 +27,17 @@ class StatisticsLog(Handle):
 
     _NAMES: ClassVar[str] = "a manager of this process"
 
-    def __init__(self, manager: Given[KVCacheManager], logger: logging.Logger | None = None, level: int = logging.INFO) -> None:
+    def __init__(
+        self, manager: Given[KVCacheManager], logger: Given[logging.Logger | None] = None, level: SupportsIndex = logging.INFO
+    ) -> None:
         manager = to_instance(manager, KVCacheManager, "manager")
+        if logger is not None and not isinstance(logger, (logging.Logger, logging.LoggerAdapter)):
+            raise TypeError(f"logger must be a logging.Logger or None, not {type_name(logger)}; make one: logging.getLogger(name)")
+        number = to_int(level, "level")
         self._manager: Final = manager
-        self._logger: Final = logging.getLogger(LOGGER_NAME) if logger is None else logger
-        self._level: Final = level
+        chosen: Any = logging.getLogger(LOGGER_NAME) if logger is None else logger
+        self._logger: Final[Any] = chosen
+        self._level: Final[int] = number
 
     def write(self) -> None:
         """Log the iteration. If the log level is disabled, do almost nothing, and let the iteration continue."""

@@ -18,6 +18,7 @@ manager drops the oldest. Then a sequence number is skipped, so that consumers s
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 import time
@@ -29,7 +30,7 @@ from typing import Any, ClassVar, Final, SupportsFloat, SupportsIndex, final
 
 from mypy_extensions import mypyc_attr
 
-from ..base.checks import to_count, to_int, to_number, to_text
+from ..base.checks import shown, to_count, to_instance, to_int, to_items, to_number, to_text
 from ..base.errors import LogicError
 from ..base.given import Given
 from ..base.handle import Handle
@@ -44,6 +45,8 @@ from .wire_writer import DIALECTS, MAP, WireWriter
 
 END_OF_REPLAY: Final = (-1).to_bytes(8, "big", signed=True)
 MAX_SEQUENCE: Final = 2**63 - 1
+MAX_INT32: Final = 2**31 - 1
+_MAX_PORT: Final = 65535
 _POLL_MS: Final = 10
 _MAX_EVENTS_PER_BATCH: Final = 256
 _MAX_REQUESTS_AT_ONCE: Final = 16
@@ -107,15 +110,15 @@ class KVCacheEventPublisher(Handle):
 
     def __init__(
         self,
-        event_manager: KVCacheEventManager,
+        event_manager: Given[KVCacheEventManager],
         *,
         endpoint: Given[str] = "tcp://*:5557",
         replay_endpoint: Given[str | None] = None,
         snapshot_endpoint: Given[str | None] = None,
         heartbeat_seconds: SupportsFloat | None = 1.0,
-        topic: str = "",
+        topic: Given[str] = "",
         data_parallel_rank: SupportsIndex | None = None,
-        dialect: str = MAP,
+        dialect: Given[str] = MAP,
         first_sequence: SupportsIndex | str = 0,
         buffer_batches: SupportsIndex = 10_000,
         high_water_mark: SupportsIndex = 100_000,
@@ -130,75 +133,84 @@ class KVCacheEventPublisher(Handle):
         self._snapshot_socket = None
         self._stop = threading.Event()
         self._error = None
-        if not isinstance(event_manager, KVCacheEventManager):
-            raise TypeError(f"event_manager must be a KVCacheEventManager, not {type(event_manager).__name__}")
-        if event_manager.max_kv_event_entries == 0 or event_manager.tokens_per_block == 0:
+        events = to_instance(event_manager, KVCacheEventManager, "event_manager")
+        rank = None if data_parallel_rank is None else int(to_count(data_parallel_rank, "data_parallel_rank"))
+        endpoints = [
+            None if given is None else offset_port(to_text(given, name), 0 if rank is None else rank, name)
+            for name, given in (
+                ("endpoint", to_text(endpoint, "endpoint")), ("replay_endpoint", replay_endpoint), ("snapshot_endpoint", snapshot_endpoint)
+            )
+        ]
+        heartbeat = _to_heartbeat(heartbeat_seconds)
+        encoded_topic = _to_topic(topic)
+        named_dialect = to_text(dialect, "dialect")
+        if named_dialect not in DIALECTS:
+            raise ValueError(f"dialect is {named_dialect!r}; there are {', '.join(DIALECTS)}")
+        sequence = _to_first_sequence(first_sequence)
+        num_buffered = int(to_count(buffer_batches, "buffer_batches"))
+        most_waiting = _to_int32(high_water_mark, "high_water_mark")
+        names = {} if lora_names is None else _to_lora_names(lora_names)
+        linger = _to_int32(linger_ms, "linger_ms")
+        if events.max_kv_event_entries == 0 or events.tokens_per_block == 0:
             raise LogicError(
                 "the event manager has nothing to publish: "
                 + (
                     "its max_kv_event_entries is 0"
-                    if event_manager.max_kv_event_entries == 0
+                    if events.max_kv_event_entries == 0
                     else "give it to a KVCacheManager first"
                 )
             )
-        if dialect not in DIALECTS:
-            raise ValueError(f"dialect is {dialect!r}; there are {', '.join(DIALECTS)}")
-        if not isinstance(topic, str):
-            raise TypeError(f"topic must be a str, not {type(topic).__name__}")
-        rank = None if data_parallel_rank is None else int(to_count(data_parallel_rank, "data_parallel_rank"))
-        heartbeat = _to_heartbeat(heartbeat_seconds)
         try:
             import msgspec
         except ImportError as error:
             raise missing_package("KVCacheEventPublisher", "msgspec", error) from error
         _load_zmq()  # fails before anything is open
 
-        self._event_manager = event_manager
-        self._topic = topic.encode()
+        self._event_manager = events
+        self._topic = encoded_topic
         self._rank = rank
-        self._sequence = _to_first_sequence(first_sequence)
+        self._sequence = sequence
         self._translator = WireTranslator(
-            event_manager.tokens_per_block,
-            event_manager.cache_tiers,
-            event_manager.layer_group_kinds,
-            {} if lora_names is None else dict(lora_names),
-            event_manager.hash_algo,
+            events.tokens_per_block,
+            events.cache_tiers,
+            events.layer_group_kinds,
+            names,
+            events.hash_algo,
         )
         self._pack = msgspec.msgpack.Encoder()
-        self._writer = WireWriter(self._pack, dialect, self._translator.has_groups)
-        self._buffer = ReplayBuffer(int(to_count(buffer_batches, "buffer_batches")), self._sequence)
+        self._writer = WireWriter(self._pack, named_dialect, self._translator.has_groups)
+        self._buffer = ReplayBuffer(num_buffered, self._sequence)
         self._num_batches = 0
         self._num_lost = 0
-        self._linger_ms = int(to_count(linger_ms, "linger_ms"))
+        self._linger_ms = linger
         self._publisher_id = uuid.uuid4().hex
         self._heartbeat = heartbeat
         self._last_sent = 0.0
         self._changes = deque()
-        self._endpoint = to_text(endpoint, "endpoint")
-        self._replay_endpoint = None if replay_endpoint is None else to_text(replay_endpoint, "replay_endpoint")
-        self._snapshot_endpoint = None if snapshot_endpoint is None else to_text(snapshot_endpoint, "snapshot_endpoint")
-        event_manager.flush_iteration_events()
-        self._open(int(to_count(high_water_mark, "high_water_mark")))
+        self._endpoint = endpoints[0] or ""
+        self._replay_endpoint = endpoints[1]
+        self._snapshot_endpoint = endpoints[2]
+        events.flush_iteration_events()
+        self._open(most_waiting)
         thread = threading.Thread(target=self._run, name="kv-event-publisher", daemon=True)
         self._sender = thread
         thread.start()
 
     def _open(self, high_water_mark: int) -> None:
         zmq = _load_zmq()
-        rank = 0 if self._rank is None else self._rank
         self._context = zmq.Context()
         try:
             self._socket = self._context.socket(zmq.PUB)
             self._socket.set_hwm(high_water_mark)
-            self._endpoint = _attach(self._socket, offset_port(self._endpoint, rank))
+            self._endpoint = _attach(self._socket, self._endpoint, "endpoint")
             if self._replay_endpoint is not None:
                 self._replay_socket = self._context.socket(zmq.ROUTER)
                 self._replay_socket.set_hwm(0)  # a replay is sent whole
-                self._replay_endpoint = _attach(self._replay_socket, offset_port(self._replay_endpoint, rank))
+                self._replay_endpoint = _attach(self._replay_socket, self._replay_endpoint, "replay_endpoint")
             if self._snapshot_endpoint is not None:
                 self._snapshot_socket = self._context.socket(zmq.ROUTER)
                 self._snapshot_socket.set_hwm(0)
-                self._snapshot_endpoint = _attach(self._snapshot_socket, offset_port(self._snapshot_endpoint, rank))
+                self._snapshot_endpoint = _attach(self._snapshot_socket, self._snapshot_endpoint, "snapshot_endpoint")
         except BaseException:
             self._close_sockets(0)
             raise
@@ -419,20 +431,46 @@ def _to_first_sequence(value: object) -> int:
     return number
 
 
-def offset_port(endpoint: str, rank: int) -> str:
+def _to_topic(topic: object) -> bytes:
+    text = to_text(topic, "topic")
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"topic is {text!r}; it must be a text that UTF-8 can write: {error}") from None
+
+
+def _to_int32(value: object, name: str) -> int:
+    """As ZeroMQ's options are."""
+    number = int(to_count(value, name))
+    if number > MAX_INT32:
+        raise ValueError(f"{name} is {number}; it must be from 0 to {MAX_INT32}")
+    return number
+
+
+def _to_lora_names(names: object) -> dict[int, str]:
+    found: dict[int, str] = {}
+    for lora_id, name in to_items(names, "lora_names"):
+        found[to_int(lora_id, "an id in lora_names")] = to_text(name, f"lora_names[{shown(lora_id)}]")
+    return found
+
+
+def offset_port(endpoint: str, rank: int, name: str = "endpoint") -> str:
     """The endpoint of a rank: the TCP port plus the rank; other endpoints get the rank as a suffix."""
-    if not isinstance(endpoint, str):
-        raise TypeError(f"an endpoint must be a str, not {type(endpoint).__name__}")
-    if rank == 0:
-        return endpoint
+    if "://" not in endpoint or not endpoint.isprintable():
+        raise ValueError(f"{name} is {endpoint!r}; it is an address of ZeroMQ, such as 'tcp://*:5557' or 'ipc:///tmp/events'")
     if not endpoint.startswith("tcp://"):
-        return f"{endpoint}_dp{rank}"
+        return endpoint if rank == 0 else f"{endpoint}_dp{rank}"
     host, _colon, port = endpoint.rpartition(":")
     if port == "*":
         return endpoint
-    if not port.isdigit():
-        raise ValueError(f"endpoint {endpoint!r} has no port to which data_parallel_rank could be added")
-    return f"{host}:{int(port) + rank}"
+    if not (port.isascii() and port.isdigit()):
+        if rank == 0:
+            return endpoint  # ZeroMQ says what it lacks
+        raise ValueError(f"{name} is {endpoint!r}, which has no port to which data_parallel_rank could be added")
+    if len(port) > 5 or int(port) + rank > _MAX_PORT:
+        offset = f" and data_parallel_rank {rank}" if rank > 0 else ""
+        raise ValueError(f"{name} is {endpoint!r}{offset}; ports go up to {_MAX_PORT}")
+    return endpoint if rank == 0 else f"{host}:{int(port) + rank}"
 
 
 def _load_zmq() -> Any:
@@ -443,12 +481,20 @@ def _load_zmq() -> Any:
     return zmq
 
 
-def _attach(socket: Any, endpoint: str) -> str:
-    """Bind or connect; returns the socket's actual address."""
+def _attach(socket: Any, endpoint: str, name: str) -> str:
+    """Bind or connect; returns the socket's actual address. `ValueError` for an address that ZeroMQ cannot read."""
+    zmq = _load_zmq()
     is_ours = "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc://", "inproc://"))
-    if not is_ours:
-        socket.connect(endpoint)
-        return endpoint
-    socket.bind(endpoint)
-    last: bytes = socket.getsockopt(_load_zmq().LAST_ENDPOINT)
+    try:
+        if not is_ours:
+            socket.connect(endpoint)
+            return endpoint
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        if error.errno in (errno.EINVAL, errno.EPROTONOSUPPORT, zmq.ENOCOMPATPROTO):
+            raise ValueError(
+                f"{name} is {endpoint!r}, which ZeroMQ refuses: {error}; it is an address such as 'tcp://*:5557' or 'ipc:///tmp/events'"
+            ) from error
+        raise
+    last: bytes = socket.getsockopt(zmq.LAST_ENDPOINT)
     return last.rstrip(b"\0").decode()

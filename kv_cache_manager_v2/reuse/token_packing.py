@@ -13,7 +13,7 @@ from librt.strings import BytesWriter, read_i32_le, read_i64_le, write_i32_le
 from librt.vecs import vec
 from mypy_extensions import i32, i64
 
-from ..base.checks import to_plain_bytes
+from ..base.checks import shown, to_int, to_plain_bytes, type_name
 from ..base.ids import TokenIdExt
 from .digest_table import DigestTable
 
@@ -24,29 +24,29 @@ _NUMPY_FROM: Final = 8192  # from here on numpy's fixed cost is less than our lo
 _FEW: Final = 16  # up to so many, as accepted drafts are, the fixed cost of two buffers is more than a loop's
 
 
-def pack_tokens(tokens: object, digests: DigestTable, acquire: bool) -> bytes:
-    """The tokens as packed int32. Digests are counted once more if ``acquire``, else only looked up."""
+def pack_tokens(tokens: object, digests: DigestTable, acquire: bool, name: str = "tokens") -> bytes:
+    """The tokens as packed int32; errors call them ``name``. Digests are counted once more if ``acquire``, else only looked up."""
     if type(tokens) is list:
-        return _pack_list(cast("list[object]", tokens), digests, acquire)
+        return _pack_list(cast("list[object]", tokens), digests, acquire, name)
     if isinstance(tokens, (bytes, bytearray, str)):
         hint = "tokenize it first" if isinstance(tokens, str) else "a digest is one token: wrap it in a list"
-        raise TypeError(f"tokens must be a sequence of ids, not {type(tokens).__name__}; {hint}")
+        raise TypeError(f"{name} must be a sequence of ids, not {type(tokens).__name__}; {hint}")
     if isinstance(tokens, (list, tuple)):
-        return _pack_list(list(tokens), digests, acquire)
+        return _pack_list(list(tokens), digests, acquire, name)
     buffer: Any = tokens
     try:
         view = memoryview(buffer)
     except TypeError:
         if isinstance(tokens, Sequence):
-            return _pack_list(list(tokens), digests, acquire)
+            return _pack_list(list(tokens), digests, acquire, name)
         raise TypeError(
-            f"tokens must be a sequence of int / bytes or an integer buffer, not {type(tokens).__name__}"
+            f"{name} must be a sequence of int / bytes or an integer buffer, not {type(tokens).__name__}"
         ) from None
     except ValueError as error:  # numpy: "cannot include dtype 'M' in a buffer"
-        raise TypeError(f"tokens must be integers: {error}") from error
+        raise TypeError(f"{name} must be integers: {error}") from error
     if view.ndim == 0:
-        raise TypeError(f"tokens must be a sequence of int / bytes or an integer buffer, not {type(tokens).__name__}")
-    return _pack_buffer(view)
+        raise TypeError(f"{name} must be a sequence of int / bytes or an integer buffer, not {type(tokens).__name__}")
+    return _pack_buffer(view, name)
 
 
 def single_token(tokens: object) -> int:
@@ -102,10 +102,10 @@ def _pack_few(tokens: list[object]) -> bytes | None:
     return packed.getvalue()
 
 
-def _pack_list(tokens: list[object], digests: DigestTable, acquire: bool) -> bytes:
+def _pack_list(tokens: list[object], digests: DigestTable, acquire: bool, name: str) -> bytes:
     if len(tokens) <= _FEW:
         few = _pack_few(tokens)
-        return _pack_items(tokens, digests, acquire) if few is None else few
+        return _pack_items(tokens, digests, acquire, name) if few is None else few
     # All of them are good ids nearly always, so what is wrong with one is for a second look.
     count: i64 = len(tokens)
     packed = vec[i32]([0] * count)
@@ -120,13 +120,13 @@ def _pack_list(tokens: list[object], digests: DigestTable, acquire: bool) -> byt
             packed[position] = token
             position += 1
     except (TypeError, ValueError, OverflowError, IndexError):
-        return _pack_items(tokens, digests, acquire)
+        return _pack_items(tokens, digests, acquire, name)
     if signs < 0:
-        return _pack_items(tokens, digests, acquire)
+        return _pack_items(tokens, digests, acquire, name)
     return bytes(memoryview(packed))
 
 
-def _pack_items(given: list[object], digests: DigestTable, acquire: bool) -> bytes:
+def _pack_items(given: list[object], digests: DigestTable, acquire: bool, name: str) -> bytes:
     tokens = given.copy()  # an item's own code may change the caller's list
     packed = vec[i32]([0] * len(tokens))
     position: i64 = 0
@@ -135,18 +135,18 @@ def _pack_items(given: list[object], digests: DigestTable, acquire: bool) -> byt
         if isinstance(item, int):
             value: int = item
             if value < 0 or value > MAX_TOKEN_ID:
-                raise ValueError(f"token {position} is {value}: ids are 0 <= id < 2**31")
+                raise ValueError(f"{name}[{position}] is {shown(value)}: ids are 0 <= id < 2**31")
             token: i32 = value
             packed[position] = token
         elif isinstance(item, bytes):
             plain = to_plain_bytes(item)
             tokens[position] = plain
             if len(plain) == 0:
-                raise ValueError(f"token {position} is an empty digest")
+                raise ValueError(f"{name}[{position}] is {shown(item)}, an empty digest")
             if first_digest < 0:
                 first_digest = position
         else:
-            packed[position] = _token_of_other_type(item, int(position))
+            packed[position] = _token_of_other_type(item, int(position), name)
         position += 1
     if first_digest >= 0:
         while first_digest < position:
@@ -157,67 +157,66 @@ def _pack_items(given: list[object], digests: DigestTable, acquire: bool) -> byt
     return bytes(memoryview(packed))
 
 
-def _token_of_other_type(item: object, position: int) -> i32:
+def _token_of_other_type(item: object, position: int, name: str) -> i32:
     """Integers that are no ``int``, numpy's scalars above all."""
-    index = getattr(type(item), "__index__", None)
-    if index is None:
-        raise TypeError(f"token {position} is a {type(item).__name__}: tokens are int or bytes")
-    value: int = index(item)
+    if getattr(type(item), "__index__", None) is None:
+        raise TypeError(f"{name}[{position}] is {shown(item)}, a {type_name(item)}: tokens are int or bytes")
+    value = to_int(item, f"{name}[{position}]")
     if value < 0 or value > MAX_TOKEN_ID:
-        raise ValueError(f"token {position} is {value}: ids are 0 <= id < 2**31")
+        raise ValueError(f"{name}[{position}] is {shown(value)}: ids are 0 <= id < 2**31")
     return value
 
 
-def _pack_buffer(view: memoryview) -> bytes:
+def _pack_buffer(view: memoryview, name: str) -> bytes:
     if view.ndim != 1:
-        raise ValueError(f"tokens must have one dimension, not {view.ndim}")
+        raise ValueError(f"{name} must have one dimension, not {view.ndim}")
     code = view.format
     if view.itemsize < TOKEN_BYTES:
         raise TypeError(
-            f"tokens must be int32 or int64, not items of {view.itemsize} bytes (format {code!r}); a digest is one token: wrap it "
+            f"{name} must be int32 or int64, not items of {view.itemsize} bytes (format {code!r}); a digest is one token: wrap it "
             f"in a list"
         )
     if code == "i" or (code == "l" and view.itemsize == TOKEN_BYTES):
         packed = view.tobytes()
         if len(packed) >= _NUMPY_FROM * TOKEN_BYTES:
-            _validate_with_numpy(packed)
+            _validate_with_numpy(packed, name)
         else:
-            _validate_packed(packed)
+            _validate_packed(packed, name)
         return packed
-    return _convert_with_numpy(view)
+    return _convert_with_numpy(view, name)
 
 
-def _validate_packed(packed: bytes) -> None:
+def _validate_packed(packed: bytes, name: str) -> None:
     if not has_digest(packed):
         return
     position: i64 = 0
     for token in vec[i32](memoryview(packed).cast("i")):
         if token < 0:
-            raise ValueError(f"token {position} is {token}: ids are 0 <= id < 2**31")
+            raise ValueError(f"{name}[{position}] is {token}: ids are 0 <= id < 2**31")
         position += 1
 
 
-def _validate_with_numpy(packed: bytes) -> None:
+def _validate_with_numpy(packed: bytes, name: str) -> None:
     import numpy as np
 
     array = np.frombuffer(packed, np.int32)
     if int(np.minimum.reduce(array)) < 0:
         position = int((array < 0).argmax())
-        raise ValueError(f"token {position} is {array[position]}: ids are 0 <= id < 2**31")
+        raise ValueError(f"{name}[{position}] is {array[position]}: ids are 0 <= id < 2**31")
 
 
-def _convert_with_numpy(view: memoryview) -> bytes:
+def _convert_with_numpy(view: memoryview, name: str) -> bytes:
     import numpy as np
 
     try:
         array = np.asarray(view)
     except (ValueError, RuntimeError) as error:
-        raise TypeError(f"tokens must be integers, not a buffer of format {view.format!r}") from error
+        raise TypeError(f"{name} must be integers, not a buffer of format {view.format!r}") from error
     if array.dtype.kind not in "iu":
-        raise TypeError(f"tokens must be integers, not {array.dtype}")
+        raise TypeError(f"{name} must be integers, not {array.dtype}")
     if len(array) == 0:
         return b""
     if int(array.min()) < 0 or int(array.max()) > MAX_TOKEN_ID:
         position = int(((array < 0) | (array > MAX_TOKEN_ID)).argmax())
-        raise ValueError(f"token {position} is {array[position]}: ids are 0 <= id < 2**31")
+        raise ValueError(f"{name}[{position}] is {array[position]}: ids are 0 <= id < 2**31")
     return array.astype(np.int32).tobytes()

@@ -230,6 +230,7 @@ def test_priority_out_of_range_and_callback_that_calls_back() -> None:
 
 def test_every_call_after_shutdown() -> None:
     manager = manager_of()
+    table = BatchPageTable(manager, 4, 8)
     manager.shutdown()
     manager.shutdown()
     for call in (
@@ -238,6 +239,9 @@ def test_every_call_after_shutdown() -> None:
         lambda: manager.clear_reusable_blocks(),
         lambda: manager.describe(),
         lambda: manager.get_mem_pool_base_address(0, "key", PageIndexMode.SHARED),
+        lambda: BatchPageTable(manager, 4, 8),
+        lambda: DecodeBatch(manager, 4, 8),
+        lambda: table.update(),
     ):
         with pytest.raises(LogicError):
             call()

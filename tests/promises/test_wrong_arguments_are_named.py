@@ -31,6 +31,8 @@ class Nothing:
 VALUES: list[Any] = [
     "x", "", None, 1.5, float("nan"), True, False, -1, 2**31, 2**63, 2**70, b"x", b"", [], [None], ["x"], [1.5], [True], {}, {"x": 1},
     (), Nothing(), np.float32(1.5), np.zeros(2, np.int32), np.int64(-1), Index(2**70), Priority, Ellipsis,
+    np.complex64(0.5 + 3j), 0.5 + 3j, np.int64(7), bytearray(b"a"), memoryview(b"ab"), [2**70], [10**5000], [np.True_], [np.zeros(2)],
+    "\udcff", "a\0b", "\ud800", "/tmp", {1: 2}, {"x": "y"}, 2**40, [0.5 + 3j], 5,
     10**5000, -(10**5000), Index(10**5000), np.True_, np.array(3), np.array(1.5), {1, 2}, frozenset({1}),
 ]  # fmt: skip
 FOREIGN = "a sequence of another manager"
@@ -73,8 +75,9 @@ def _fits_one(kind: str, value: Any) -> bool:
         return isinstance(value, bytes)
     if kind == "Mapping[str, Any]":
         return isinstance(value, dict)
-    if kind == "Mapping[str, str]":
-        return isinstance(value, dict) and all([isinstance(item, str) for item in value.values()])
+    if kind in ("Mapping[str, str]", "Mapping[int, str]"):
+        keys = int if "int" in kind else str
+        return isinstance(value, dict) and all([isinstance(key, keys) and isinstance(item, str) for key, item in value.items()])
     if kind == "Tokens":
         # A bool among tokens is a token, see docs/edges.md.
         return is_list(value) and all([is_int(item) or isinstance(item, (bool, bytes)) for item in value])
@@ -85,7 +88,7 @@ def _fits_one(kind: str, value: Any) -> bool:
         return callable(value)
     if kind in ("object", "Any"):
         # Streams, arrays and tokens of beams: anything may have the right methods.
-        return value is None or is_int(value) or is_list(value) or isinstance(value, bytes)
+        return value is None or is_int(value) or is_list(value) or isinstance(value, (bytes, bytearray, memoryview))
     return False
 
 
@@ -97,7 +100,14 @@ def is_huge(value: Any) -> bool:
 def show(value: Any) -> str:
     if is_huge(value):
         return type(value).__name__ + "_huge"
-    return type(value).__name__ + "_" + re.sub(r"[^\w.\-]+", "_", repr(value))[:16]
+    return type(value).__name__ + "_" + re.sub(r"[^\w.\-]+", "_", ascii(value) if not is_list(value) else type(next(iter(value), None)).__name__)[:16]
+
+
+def shown(value: Any) -> str:
+    try:
+        return repr(value)
+    except ValueError:
+        return "a number that Python refuses to write"
 
 
 def mentions(message: str, value: Any) -> bool:
@@ -117,7 +127,7 @@ def mentions(message: str, value: Any) -> bool:
         return name in message or str(len(value)) in message or any([mentions(message, item) for item in items])
     if isinstance(value, dict) and any([mentions(message, item) for item in value.values()]):
         return True
-    return name in message or repr(value) in message or str(value) in message
+    return name in message or shown(value) in message or str(value) in message
 
 
 CASES = find_calls()

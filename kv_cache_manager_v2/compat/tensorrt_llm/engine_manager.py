@@ -43,7 +43,7 @@ def _to_event_manager(event_manager: object) -> KVCacheEventManager | None:
 def _require_hashable(sequence_id: object, name: str) -> None:
     try:
         hash(sequence_id)
-    except TypeError:
+    except (TypeError, ValueError):  # a writable memoryview is no bad value to the caller
         raise TypeError(f"{name} must be hashable, which a {type(sequence_id).__name__} is not") from None
 
 

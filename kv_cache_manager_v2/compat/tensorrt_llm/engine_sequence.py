@@ -280,11 +280,11 @@ class KVCache(Handle):
         self, layer_group_id: SupportsIndex, beam_idx: SupportsIndex = DEFAULT_BEAM_INDEX, *, beam_id: SupportsIndex | None = None
     ) -> memoryview:
         """Read-only int32 view, a slot or `BAD_PAGE_INDEX` for each block; valid until the next call that changes the sequence."""
-        return self._core.get_base_page_indices(layer_group_id, beam_idx if beam_id is None else beam_id)
+        return self._core.get_base_page_indices(layer_group_id, self._to_beam(beam_idx, beam_id))
 
     def set_base_page_index_buf(self, beam_idx: SupportsIndex, layer_group_id: SupportsIndex, buf: object) -> None:
         """Write the base page indices into the caller's int32 buffer too, from now on; None ends that."""
-        self._core.set_base_page_index_buf(to_int(beam_idx, "beam_idx"), layer_group_id, buf)
+        self._core.set_base_page_index_buf(self._to_beam(beam_idx, None), layer_group_id, buf)
 
     def get_aggregated_page_indices(
         self,
@@ -295,7 +295,16 @@ class KVCache(Handle):
         beam_id: SupportsIndex | None = None,
     ) -> list[int]:
         """Slots of the blocks in order, for transfers; without the bad ones if ``valid_only``."""
-        return self._core.get_aggregated_page_indices(layer_group_id, beam_idx if beam_id is None else beam_id, valid_only)
+        return self._core.get_aggregated_page_indices(layer_group_id, self._to_beam(beam_idx, beam_id), valid_only)
+
+    def _to_beam(self, beam_idx: object, beam_id: object) -> int:
+        """``beam_id``, where it is given, is another name of ``beam_idx``."""
+        name = "beam_idx" if beam_id is None else "beam_id"
+        beam = to_int(beam_idx if beam_id is None else beam_id, name)
+        width = self._core.beam_width
+        if not 0 <= beam < width:
+            raise ValueError(f"{name} is {beam}; the beam width is {width}")
+        return beam
 
     def get_ssm_block_base_index(
         self, layer_group_id: SupportsIndex, beam_id: SupportsIndex = DEFAULT_BEAM_INDEX, length: SupportsIndex | None = None
