@@ -535,7 +535,6 @@ CALLS: dict[str, Callable[[World], Example]] = {
     ),
     "config_from_model": lambda w: (
         config_from_model,
-    default_device,
         {
             "source": {"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 32},
             "cache_tiers": [GpuCacheTierConfig(1 << 20)],

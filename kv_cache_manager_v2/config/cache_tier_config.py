@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 
 from mypy_extensions import mypyc_attr
 
-from ..base.checks import to_int, to_text
+from ..base.checks import require_path, to_int, to_text
 from ..base.ids import CacheTier
 from .config_value import ConfigValue, given, take_float, take_int, take_optional_int, take_text, to_tuple, validate_bool
 from .eviction_policy import EvictionPolicy, to_eviction_policy
@@ -142,8 +142,7 @@ def _take_paths(tier: DiskCacheTierConfig) -> None:
     if len(more) > 0 and not tier.durable:
         raise ValueError(f"{name} has {len(more)} paths and durable is False: only a durable level lies on several; give one path")
     for path in tier.paths:
-        if "\0" in path:
-            raise ValueError(f"DiskCacheTierConfig has the path {path!r}; no path has a null character")
+        require_path(path, "a path of DiskCacheTierConfig")
     places = [os.path.realpath(path) for path in tier.paths]
     if "" in more or len(set(places)) < len(places):
         raise ValueError(f"DiskCacheTierConfig has the paths {', '.join([repr(path) for path in tier.paths])}: each must be another folder")

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from mypy_extensions import i64
 
-from ..base.checks import has_attribute, shown, to_int, to_list
+from ..base.checks import has_attribute, is_bytes, shown, to_int, to_list
 from ..reuse.token_packing import MAX_TOKEN_ID, TOKEN_BYTES
 
 
@@ -32,7 +32,7 @@ def _pack_list(tokens: object) -> bytes:
 
 
 def _pack_array(tokens: object) -> bytes:
-    if isinstance(tokens, (str, bytes, bytearray)) or not (has_attribute(tokens, "__array__") or _has_buffer(tokens)):
+    if isinstance(tokens, str) or is_bytes(tokens) or not (has_attribute(tokens, "__array__") or _has_buffer(tokens)):
         raise TypeError(f"tokens must be a sequence of ids or an array of integers, not {type(tokens).__name__}")
     array: Any = np.asarray(tokens)
     if array.ndim == 0:

@@ -9,6 +9,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from ..base.checks import shown
 from ..base.ids import BAD_PAGE_INDEX
 from .scratch_desc import ScratchDesc
 
@@ -29,7 +30,7 @@ def to_base_array(base_indices: object, num_dimensions: int) -> Integers:
         return np.empty(array.shape, np.int32)
     if array.dtype.kind == "O":
         if all([isinstance(item, int) for item in array.ravel().tolist()]):
-            raise ValueError(f"base_indices has {max(array.ravel().tolist())} in it; they must be ints from -1 to 2**31 - 1")
+            raise ValueError(f"base_indices has {shown(max(array.ravel().tolist()))} in it; they must be ints from -1 to 2**31 - 1")
         raise TypeError(f"base_indices must be ints, not {type(base_indices).__name__} of {type(array.ravel()[0]).__name__}")
     if array.dtype.kind not in ("i", "u"):
         raise TypeError(f"base_indices must be ints, not {type(base_indices).__name__} of {array.dtype}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, SupportsIndex
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from ..base.checks import to_count, to_counts, to_list
+from ..base.checks import is_bytes, to_count, to_counts, to_list
 from ..base.errors import LogicError
 from ..journal.journal_format import COMMIT_BEAMS, COMMIT_TREE
 from ..reuse.token_packing import TOKEN_BYTES, pack_tokens
@@ -210,7 +210,7 @@ def offer_tokens(state: SequenceState, tokens: Tokens) -> int:
 def _count_tokens(tokens: object, name: str) -> int:
     if isinstance(tokens, (list, tuple)):
         return len(tokens)  # what follows asks an abstract class, which takes longer than all else of a small commit
-    is_unordered = isinstance(tokens, (str, bytes, bytearray, Mapping, set, frozenset))
+    is_unordered = isinstance(tokens, (str, Mapping, set, frozenset)) or is_bytes(tokens)
     if is_unordered or not isinstance(tokens, Sized) or getattr(tokens, "ndim", 1) == 0:
         raise TypeError(f"{name} must be a sequence of int / bytes or an integer buffer, not {type(tokens).__name__}")
     return len(tokens)

@@ -415,7 +415,7 @@ def _to_heartbeat(value: SupportsFloat | None) -> float | None:
     seconds = to_number(value, "heartbeat_seconds")
     if not _LEAST_HEARTBEAT <= seconds <= _MOST_HEARTBEAT:
         raise ValueError(
-            f"heartbeat_seconds is {seconds:g}; it must be from {_LEAST_HEARTBEAT:g} to {_MOST_HEARTBEAT:g}, or None for never"
+            f"heartbeat_seconds is {shown(value)}; it must be from {_LEAST_HEARTBEAT:g} to {_MOST_HEARTBEAT:g}, or None for never"
         )
     return seconds
 

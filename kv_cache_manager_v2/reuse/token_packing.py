@@ -13,7 +13,7 @@ from librt.strings import BytesWriter, read_i32_le, read_i64_le, write_i32_le
 from librt.vecs import vec
 from mypy_extensions import i32, i64
 
-from ..base.checks import shown, to_int, to_plain_bytes, type_name
+from ..base.checks import is_bytes, shown, to_int, to_plain_bytes, type_name
 from ..base.ids import TokenIdExt
 from .digest_table import DigestTable
 
@@ -28,7 +28,7 @@ def pack_tokens(tokens: object, digests: DigestTable, acquire: bool, name: str =
     """The tokens as packed int32; errors call them ``name``. Digests are counted once more if ``acquire``, else only looked up."""
     if type(tokens) is list:
         return _pack_list(cast("list[object]", tokens), digests, acquire, name)
-    if isinstance(tokens, (bytes, bytearray, str)):
+    if isinstance(tokens, str) or is_bytes(tokens):
         hint = "tokenize it first" if isinstance(tokens, str) else "a digest is one token: wrap it in a list"
         raise TypeError(f"{name} must be a sequence of ids, not {type(tokens).__name__}; {hint}")
     if isinstance(tokens, (list, tuple)):

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final, cast, final
 import numpy as np
 from mypy_extensions import mypyc_attr
 
-from ..base.checks import has_attribute, to_int, to_list, to_plain_bytes
+from ..base.checks import is_bytes, has_attribute, to_int, to_list, to_plain_bytes
 from ..base.errors import LogicError
 from ..base.handle import Handle
 from ..base.ids import TokenId, TokenIdExt
@@ -23,7 +23,7 @@ from .token_values import Values, prefix_values, token_numbers, tree_values
 
 def validate_tokens(tokens: object, name: str) -> None:
     """Check that the argument may be tokens; the items are checked when the step is added to a batch."""
-    is_unordered = isinstance(tokens, (str, bytes, Mapping, set, frozenset))
+    is_unordered = isinstance(tokens, (str, Mapping, set, frozenset)) or is_bytes(tokens)
     if is_unordered or not isinstance(tokens, Sized) or getattr(tokens, "ndim", 1) == 0:
         raise TypeError(f"{name} must be a sequence of tokens, not {type(tokens).__name__}")
 
