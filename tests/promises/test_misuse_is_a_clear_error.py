@@ -87,6 +87,7 @@ ON_ACTIVE: list[tuple[str, type[Exception], Call]] = [
     ("tokens of a tree that are no list", TypeError, lambda m, s: s.commit_tree(7, [6])),  # type: ignore[arg-type]
     ("tokens that are no list", TypeError, lambda m, s: s.commit(7)),  # type: ignore[arg-type]
     ("no tokens at all", TypeError, lambda m, s: s.commit(None)),  # type: ignore[arg-type]
+    ("as many snapshots as tokens", ValueError, lambda m, s: m.create_kv_cache(snapshot_positions=range(2**40))),
     ("step lengths that are no list", TypeError, lambda m, s: BatchPageTable(m, 4, 8).update(1)),  # type: ignore[arg-type]
     ("disk threads of a wrong type", TypeError, lambda m, s: HostDevice(num_disk_threads="4")),  # type: ignore[arg-type]
     ("index mode of a wrong type", TypeError, lambda m, s: m.supports_index_mode(9)),  # type: ignore[arg-type]
@@ -380,6 +381,33 @@ ANSWERED_IN_A_CALLBACK = set(
     ).split()
 )
 """Looks, what any thread may ask, and what works on no manager."""
+
+
+def test_a_list_that_is_none_is_named_itself() -> None:
+    with manager_of() as manager, run_prompt(manager, [1, 2, 3]) as kv_cache:
+        for wrong in ("8", b"8", bytearray(b"8"), memoryview(b"8"), 8):
+            given: Any = wrong
+            with pytest.raises(TypeError, match="^capacities must be a sequence"):
+                manager.resize_batch([kv_cache], given)
+            with pytest.raises(TypeError, match="^remaining_tokens must be a sequence"):
+                manager.can_finish([kv_cache], given)
+
+
+def test_true_is_token_1_for_every_call() -> None:
+    with manager_of() as manager, run_prompt(manager, [1, 2, 3]) as kv_cache:
+        batch = DecodeBatch(manager, 2, 8)
+        batch.join(kv_cache)
+        assert batch.step([-1]) == [] and batch.step([TRUTH]) == []
+        kv_cache.commit([TRUTH])
+        assert kv_cache.committed_tokens == [1, 2, 3, 1, 1]
+        batch.leave(kv_cache)
+
+
+def test_disk_range_without_a_folder() -> None:
+    device = HostDevice()
+    with pytest.raises(ValueError, match="path is empty"):
+        device.reserve_disk_range("", 1 << 21)
+    device.close()
 
 
 def test_callback_that_uses_anything() -> None:

@@ -195,9 +195,17 @@ def test_ports_count_up_by_rank_and_misuse_is_a_clear_error() -> None:
             {"first_sequence": "now"},
             {"first_sequence": -1},
             {"endpoint": "tcp://nowhere", "data_parallel_rank": 1},
+            {"endpoint": "tcp://nowhere"},
+            {"endpoint": "nowhere"},
+            {"snapshot_endpoint": "bad://a"},
+            {"endpoint": "tcp://127.0.0.1:99999"},
+            {"endpoint": "tcp://127.0.0.1:65535", "data_parallel_rank": 1},
+            {"topic": "\udcff"},
+            {"linger_ms": 2**40},
+            {"high_water_mark": 2**40},
             {"buffer_batches": -1},
         ):
-            with pytest.raises(ValueError):
+            with pytest.raises(ValueError, match=next(iter(wrong))):
                 publish(manager, **wrong)
         with pytest.raises(TypeError):
             publish(manager, topic=b"x")

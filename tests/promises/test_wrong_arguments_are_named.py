@@ -199,7 +199,7 @@ def test_a_wrong_argument_is_named_and_changes_nothing(
             message = str(error)
             if is_wrong_type and not isinstance(error, TypeError) and value is not FOREIGN and not is_list(value):
                 failures.append(f"{what}: {type(error).__name__} rather than TypeError: {message}")
-            if isinstance(error, (TypeError, ValueError)) and not (named if is_wrong_type else any_named).search(message):
+            if isinstance(error, (TypeError, ValueError, OSError)) and not (named if is_wrong_type else any_named).search(message):
                 failures.append(f"{what}: unnamed: {message}")
             elif isinstance(error, (TypeError, ValueError)) and not mentions(message, wrong) and value is not FOREIGN:
                 failures.append(f"{what}: not what was given: {message}")
