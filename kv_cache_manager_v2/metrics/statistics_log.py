@@ -35,8 +35,8 @@ class StatisticsLog(Handle):
             raise TypeError(f"logger must be a logging.Logger or None, not {type_name(logger)}; make one: logging.getLogger(name)")
         number = to_int(level, "level")
         self._manager: Final = manager
-        chosen: Any = logging.getLogger(LOGGER_NAME) if logger is None else logger
-        self._logger: Final[Any] = chosen
+        chosen_logger: Any = logging.getLogger(LOGGER_NAME) if logger is None else logger
+        self._logger: Final[Any] = chosen_logger
         self._level: Final[int] = number
 
     def write(self) -> None:

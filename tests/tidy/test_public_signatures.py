@@ -52,7 +52,7 @@ def own_names(source: Source) -> set[str]:
 
 INTERNAL: Final = {
     "BatchRows", "PageRule", "SequenceState", "ChangedBlocks", "OpenSequences", "SharedState", "TransferLeaseState", "MemoryLease",
-    "CacheFigures", "CudaKernel", "LayerGroupFacts", "PageEventSink", "SharedSource", "SlotWatch",
+    "CacheFigures", "CallDoor", "CudaKernel", "LayerGroupFacts", "PageEventSink", "SharedSource", "SlotWatch",
 }  # fmt: skip
 """Of these only the library makes values, and hands them on: to constructors that only it calls, and to the tables of a batch."""
 
