@@ -134,7 +134,7 @@ def require_path(path: str, name: str) -> str:
     except UnicodeEncodeError:
         is_usable = False
     if not is_usable:
-        raise ValueError(f"{name} is {path!r}, which no file system can name: it has a null or half a character in it")
+        raise ValueError(f"{name} is {path!r}, which no file system can name: it has a null character or half of one in it")
     return path
 
 

@@ -66,7 +66,7 @@ def test_of_folders(tmp_path: Path) -> None:
             with pytest.raises(ValueError, match=way_out) as raised:
                 KVCacheManager(KVCacheManagerConfig(config.tokens_per_block, tiers, config.layers), device=HostDevice())
             assert str(path) in str(raised.value)
-        with pytest.raises(ValueError, match="DiskCacheTierConfig has the path .*null character"):
+        with pytest.raises(ValueError, match="a path of DiskCacheTierConfig is .*null character"):
             DiskCacheTierConfig(1 << 20, "/a\0b", **arguments)
 
 

@@ -87,7 +87,7 @@ ON_ACTIVE: list[tuple[str, type[Exception], Call]] = [
     ("tokens of a tree that are no list", TypeError, lambda m, s: s.commit_tree(7, [6])),  # type: ignore[arg-type]
     ("tokens that are no list", TypeError, lambda m, s: s.commit(7)),  # type: ignore[arg-type]
     ("no tokens at all", TypeError, lambda m, s: s.commit(None)),  # type: ignore[arg-type]
-    ("as many snapshots as tokens", ValueError, lambda m, s: m.create_kv_cache(snapshot_positions=range(2**40))),
+    ("as many snapshots as tokens", ValueError, lambda m, s: m.create_kv_cache(snapshot_positions=range(2**17))),
     ("step lengths that are no list", TypeError, lambda m, s: BatchPageTable(m, 4, 8).update(1)),  # type: ignore[arg-type]
     ("disk threads of a wrong type", TypeError, lambda m, s: HostDevice(num_disk_threads="4")),  # type: ignore[arg-type]
     ("index mode of a wrong type", TypeError, lambda m, s: m.supports_index_mode(9)),  # type: ignore[arg-type]
