@@ -103,9 +103,8 @@ def _continue_key(key: i64, text: bytes, begin: i64, num_bytes: i64) -> i64:
 
 
 def _second_place(num_bytes: i64) -> i64:
-    last = num_bytes - _WORD_BYTES
-    second = (num_bytes // 12) * 4
-    return second if second < last else last
+    """At most `_WORD_BYTES` before the end: of 8 bytes the first, of 12 and more no more than a third comes before it."""
+    return (num_bytes // 12) * 4
 
 
 def _third_place(second: i64, num_bytes: i64) -> i64:

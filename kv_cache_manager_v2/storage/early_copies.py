@@ -49,7 +49,8 @@ class EarlyCopies:
         self._room = room
         self._min_offload_priority = min_offload_priority
         is_durable = storage.durable is not None and not storage.durable.is_read_only
-        self._target = storage.durable.index if storage.durable is not None and is_durable else 1
+        # One that is only read is level 1 too, where copies are made early.
+        self._target = storage.durable.index if storage.durable is not None else 1
         self._put_off = vec[i64]()
         self._is_put_off = storage.rows.add_words(0) if is_durable else WordColumn(0)
 

@@ -119,3 +119,19 @@ def test_each_sampled_block_is_below_the_one_before_it(as_path: bool) -> None:
     keys = [word >> KEY_SHIFT for word in words]
     published = [keys[0], *keys[2::2]]
     assert len(set(published)) == 5 and keys[1::2] == published[:4]
+
+
+def test_an_empty_path_tells_nothing_of_blocks() -> None:
+    """A prompt of which no block is here, or a sequence without one, ends at the root: no sampled block was asked for, held or released.
+    Also without a sampler, and where all rows are blocks that are sampled."""
+    for sampling in (0.0, 1.0):
+        history, rows = make_history(1, sampling)
+        pages = [rows.add_block() for _ in range(5)]
+        history.record_published_run(ROOT, vec[i64](pages), memoryview(bytes(range(80))))
+        before = [] if history.sampler is None else list(history.sampler.log.copy_words())
+        history.record_lookup(ROOT, 0)
+        history.record_held(ROOT)
+        history.record_release(ROOT)
+        if history.sampler is not None:
+            assert list(history.sampler.log.copy_words()) == before
+            assert history.sampler.num_found == 0
