@@ -44,6 +44,8 @@ _NOT_SWAPPED = ("isinstance", "cast", "getattr", *_IN_ANY_ORDER)
 _NO_MUTANT = "a tie"
 """The kind of a change that changes nothing: it only counts among those with the same text."""
 _NUMBERS = ("i64", "i32", "int", "float")
+_ZEROS = ("PLACE",)
+"""Names of constants that are 0: adding one is subtracting it."""
 _LARGEST = 64
 """Larger constants are limits and masks."""
 
@@ -170,7 +172,7 @@ class _Walk:
             yield function, node, f"({ast.unparse(node.operand)})", "negated condition"
         if isinstance(node, ast.BinOp):
             operator = _OPERATORS.get(type(node.op))
-            if operator is not None:
+            if operator is not None and not (isinstance(node.right, ast.Name) and node.right.id in _ZEROS):
                 yield function, node, f"({ast.unparse(ast.BinOp(node.left, operator(), node.right))})", "operator"
         if isinstance(node, ast.Constant):
             if isinstance(node.value, bool):
