@@ -213,7 +213,8 @@ class LeavingPaths(DropWatch):
         if self._has_states[life_cycle]:
             return num_blocks - 1
         window = self._windows[life_cycle]
-        tokens = num_blocks * self._block_tokens
-        if window == _NO_WINDOW or tokens + 1 <= window:
+        if window == _NO_WINDOW:
             return 0
-        return (tokens + 1 - window) // self._block_tokens
+        # The next token is one of its own window.
+        first_token = num_blocks * self._block_tokens + 1 - window
+        return first_token // self._block_tokens if first_token > 0 else 0

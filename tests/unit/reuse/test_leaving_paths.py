@@ -1,5 +1,6 @@
 """What is copied of a prefix that loses a page: counted here by plain rules, for prompts that share their beginnings."""
 
+import ctypes
 import random
 from array import array
 
@@ -92,6 +93,15 @@ class PlainPaths:
         return pages, taken, contents, slots, pages[-1] // count + 1
 
 
+def bytes_of(manager: KVCacheManager, row: int) -> list[tuple[int, int]]:
+    """Where the bytes of a page on level 0 are, and how many, by pool."""
+    storage = manager._shared.storage
+    pool_group = storage.pool_group_of[(row - storage.rows.first_page_of_blocks) % storage.rows.num_life_cycles]
+    group = storage.pool_groups[pool_group]
+    slot = int(storage.rows.slot(row))
+    return [(int(base) + slot * int(size), int(size)) for base, size in zip(group.base_addresses, group.slot_bytes, strict=True)]
+
+
 def describe(path: LeavingPath) -> tuple[list[int], list[int], list[int], list[int], int]:
     return path.pages, path.rows, path.contents, path.slots, int(path.num_blocks)
 
@@ -135,13 +145,21 @@ def test_against_plain_rules(model: str, seed: int) -> None:
             for block in publish(manager, prompts[-1]):
                 rows = range(int(block.first_page), int(block.first_page) + len(heads))
                 pages += [row for row in rows if shared.storage.rows.has_page(row) and row not in pages]
-        for _ in range(60):
+        for row in [row for row in pages if shared.storage.rows.has_page(row)]:
+            for place, count in bytes_of(manager, row):
+                ctypes.memset(place, row % 251, count)
+        for _ in range(100):
             page = choices.choice(pages)
             leaving.is_paused = choices.random() < 0.1
             leaving.on_drop(page)
             expected = plain.drop(page, leaving.is_paused)
             assert [describe(path) for path in leaving.paths] == ([] if expected is None else [expected])
             for path in leaving.paths:
+                device.synchronize_stream(out.stream)
+                for number, row, slot in zip(path.pages, path.rows, path.slots, strict=True):
+                    copied = ctypes.string_at(address + slot * STRIDE + heads[number % len(heads)], STRIDE - heads[-1])
+                    count = sum(count for _, count in bytes_of(manager, row))
+                    assert copied[:count] == bytes([row % 251]) * count
                 assert path.is_copied and isinstance(path.tokens, bytes)
                 tokens = list(array("i", path.tokens))
                 assert any(prompt[: len(tokens)] == tokens for prompt in prompts) and len(tokens) == size * path.num_blocks
@@ -150,8 +168,8 @@ def test_against_plain_rules(model: str, seed: int) -> None:
                     slots.extend(path.slots)
                     plain.free.extend(path.slots)
             leaving.paths = []
-            if choices.random() < 0.3:
-                for row in [row for row in offered if choices.random() < 0.5]:
+            if choices.random() < 0.5:
+                for row in [one for one in offered if choices.random() < 0.5]:
                     del offered[row], plain.offered[row]
             assert (slots, offered, leaving.num_dropped) == (plain.free, plain.offered, plain.num_dropped)
         device.synchronize_stream(out.stream)
