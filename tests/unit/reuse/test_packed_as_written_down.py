@@ -85,8 +85,8 @@ def test_the_first_id_out_of_range_is_named(form: str, bad: int) -> None:
             ids[position] = bad
             if position < count - 1:
                 ids[-1] = -1 if bad < 0 else bad
-            with pytest.raises(ValueError, match=re.escape(f"token {position} is {bad}: ids are 0 <= id < 2**31")):
-                pack_tokens(FORMS[form](ids), digests, True)
+            with pytest.raises(ValueError, match=re.escape(f"prompt[{position}] is {bad}: ids are 0 <= id < 2**31")):
+                pack_tokens(FORMS[form](ids), digests, True, "prompt")
     assert len(digests) == 0
 
 
@@ -102,9 +102,9 @@ def test_digests_among_tokens(count: int, acquire: bool) -> None:
         places = {choices.randrange(count) for _ in range(choices.randint(1, 5))}
         for place in places:
             ids[place] = choices.choice((b"known", b"new"))
-        with pytest.raises(TypeError, match=f"token {count} is a str: tokens are int or bytes"):
+        with pytest.raises(TypeError, match=re.escape(f"tokens[{count}] is 'text', a str: tokens are int or bytes")):
             pack_tokens([*ids, "text", None], digests, acquire)
-        with pytest.raises(ValueError, match=f"token {count} is an empty digest"):
+        with pytest.raises(ValueError, match=re.escape(f"tokens[{count}] is b'', an empty digest")):
             pack_tokens([*ids, b""], digests, acquire)
         assert digests.total_count() == 1
         packed = pack_tokens(ids, digests, acquire)
@@ -151,7 +151,7 @@ def test_what_is_no_sequence_of_tokens_is_refused() -> None:
         (np.array(["2026-01-01"], "datetime64[D]"), TypeError, "tokens must be integers"),
         (np.zeros((2, 2), np.int32), ValueError, "one dimension, not 2"),
         (array("h", [1, 2]), TypeError, "not items of 2 bytes"),
-        (memoryview(b"digest"), TypeError, "not items of 1 bytes"),
+        (memoryview(b"digest"), TypeError, "not memoryview; a digest is one token"),
         (array("f", [1.0]), TypeError, "tokens must be integers, not float32"),
         (array("d", [1.0]), TypeError, "tokens must be integers, not float64"),
     ]
