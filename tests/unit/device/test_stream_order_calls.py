@@ -313,7 +313,7 @@ class Pair:
         self.marks: list[tuple[int, tuple[int, int]]] = []
         self.kinds: Counter[str] = Counter()
         self.refuses = seed % 2 == 0
-        self.most_streams = self.random.choice((1, 3, 7))
+        self.most_streams = self.random.choice((1, 2, 3, 7))
 
     def to_point(self, point: tuple[int, int]) -> int:
         return NO_POINT if point[0] < 0 else point[0] << TICK_BITS | point[1]
@@ -323,8 +323,9 @@ class Pair:
         return (-1, 0) if point == NO_POINT else (point >> TICK_BITS, point & ((1 << TICK_BITS) - 1))
 
     def refuse_some(self) -> None:
-        if self.refuses and self.random.random() < 0.08:
-            for later in range(1, self.random.choice((2, 3, 4))):
+        if self.refuses and self.random.random() < 0.12:
+            first = self.random.choice((1, 1, 2, 3))
+            for later in range(first, first + self.random.choice((1, 2, 3))):
                 is_failed_read = self.random.random() < 0.3
                 for device in self.devices:
                     device.refused[len(device.calls) + later] = is_failed_read
@@ -333,7 +334,7 @@ class Pair:
         random = self.random
         self.refuse_some()
         draw = random.random()
-        points = [*self.points[-40:], random.choice(self.points)]
+        points = self.points[-40:] if random.random() < 0.7 else self.points
         if not self.uses or draw < 0.08:
             stream, own, slow = random.randrange(1, self.most_streams + 1), random.random() < 0.3, random.random() < 0.15
             entered = self.same("enter", lambda: self.enter(stream, own, slow), lambda: self.plain.enter(stream, own or slow, slow))
