@@ -440,3 +440,18 @@ def test_failed_reads_are_waited_out_up_to_a_thousand() -> None:
     with pytest.raises(StorageIOError):
         order.mark(first)
     assert len(device.calls) == num_calls + 1 + 1001
+
+
+def test_a_stream_that_cannot_be_used_to_join_points_is_destroyed() -> None:
+    """It was created, then the device takes neither an event on it nor a wait of the host for it."""
+    device = RecordingDevice(False)
+    order = StreamOrder(device)
+    first, second = order.enter(1), order.enter(2)
+    point, mark = order.mark(first), order.mark(second)
+    num_calls = len(device.calls)
+    device.refused = {num_calls + 2: False, num_calls + 3: False}
+    with pytest.raises(RuntimeError, match=f"call {num_calls + 2} is refused"):
+        order.advance(point, second, mark)
+    stream = 1000 + device.num_streams
+    assert device.calls[num_calls:] == [("create stream",), ("record", stream), ("synchronize stream", stream), ("destroy", stream)]
+    assert order.num_timelines == 2
