@@ -40,22 +40,24 @@ def test_an_interrupted_look_leaves_the_guard_free(error: BaseException) -> None
 
 
 class HalfDone(Abandoned):
-    """Interrupted in the middle of a change."""
+    """Interrupted, or refused, in the middle of a change."""
 
-    def __init__(self, changes: ChangeCount) -> None:
+    def __init__(self, changes: ChangeCount, error: BaseException) -> None:
         self.changes = changes
+        self.error = error
 
     def close_abandoned(self) -> None:
         self.changes.begin()
-        raise KeyboardInterrupt
+        raise self.error
 
 
-def test_a_handle_that_was_closed_by_half_breaks_the_guard() -> None:
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError("the device's")])
+def test_a_handle_that_was_closed_by_half_breaks_the_guard(error: BaseException) -> None:
     """Nothing may be done with what it has left, also not by the calls that come later."""
     changes = ChangeCount()
     guard = CallGuard(changes, CallRecords())
-    guard.add_abandoned(HalfDone(changes))
-    with pytest.raises(KeyboardInterrupt), guard:
+    guard.add_abandoned(HalfDone(changes, error))
+    with pytest.raises(type(error)), guard:
         pass
     assert guard.is_broken
     for _ in range(2):

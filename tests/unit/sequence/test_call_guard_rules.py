@@ -7,6 +7,7 @@ from threading import Lock
 import pytest
 from unit.sequence.test_call_guard import Counted, Dropped, raise_inside
 
+from kv_cache_manager_v2 import is_compiled
 from kv_cache_manager_v2.base.change_count import ChangeCount
 from kv_cache_manager_v2.base.errors import CorruptedError, LogicError
 from kv_cache_manager_v2.device.stream_order import StreamOrder
@@ -214,3 +215,27 @@ def test_each_call_leaves_what_the_table_says(seed: int) -> None:
         with pytest.raises(LogicError, match="a fork of process"):
             assert guarded.guard.readers
     assert not guarded.guard.is_idle
+
+
+@pytest.mark.skipif(is_compiled(), reason="compiled code is never interrupted there")
+@pytest.mark.parametrize("what", ["whole", "half", "not whole"])
+def test_a_call_whose_end_was_interrupted_is_over(what: str) -> None:
+    """As if Ctrl-C had come at the very beginning of `__exit__`: the next call goes on, or says that the manager is broken."""
+    changes = ChangeCount()
+    guard = CallGuard(changes, CallRecords())
+    checker = Checker()
+    guard.checker = checker
+    guard.__enter__()
+    if what == "half":
+        guard.begin_change()
+    checker.fails = what == "not whole"
+    if what == "whole":
+        with guard:
+            pass
+        assert guard.is_idle and checker.number == 1
+        return
+    for message in ("^the manager is broken: a call was interrupted", "^the manager is broken since an earlier call: a call was interrupted"):
+        with pytest.raises(CorruptedError, match=message), guard:
+            pass
+    assert checker.number == int(what == "not whole") and changes.num_begun == 0
+    assert guard.broken_reason is not None and guard.broken_reason.startswith(MIDDLE + "KeyboardInterrupt()")
