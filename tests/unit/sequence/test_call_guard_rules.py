@@ -234,8 +234,8 @@ def test_a_call_whose_end_was_interrupted_is_over(what: str) -> None:
             pass
         assert guard.is_idle and checker.number == 1
         return
-    for message in ("^the manager is broken: a call was interrupted", "^the manager is broken since an earlier call: a call was interrupted"):
-        with pytest.raises(CorruptedError, match=message), guard:
+    for since in (": ", " since an earlier call: "):
+        with pytest.raises(CorruptedError, match=f"^the manager is broken{since}a call was interrupted"), guard:
             pass
     assert checker.number == int(what == "not whole") and changes.num_begun == 0
     assert guard.broken_reason is not None and guard.broken_reason.startswith(MIDDLE + "KeyboardInterrupt()")
