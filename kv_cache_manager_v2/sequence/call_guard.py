@@ -46,6 +46,7 @@ from ..device.stream_order import StreamOrder
 from ..journal.call_records import CallRecords
 
 _IDLE: Final = 0
+_NOT_IDLE: Final = 1
 _PACKAGE: Final = __name__.rpartition(".sequence.")[0] + "."
 _FACADES: Final = (_PACKAGE + "manager.", _PACKAGE + "kernels.")
 """Folders of the public calls."""
@@ -147,11 +148,11 @@ class CallGuard(CallDoor):
     def __enter__(self) -> CallRecords:
         if self._attention != _IDLE:
             self._look_closer()
-            self._attention = 1
+            self._attention = _NOT_IDLE
             self._busy = True
             self._is_entering = False
             return self._journal
-        self._attention = 1
+        self._attention = _NOT_IDLE
         self._busy = True
         return self._journal
 
@@ -188,14 +189,14 @@ class CallGuard(CallDoor):
         # In this order: a handle that another thread drops between the two sets it again.
         self._attention = _IDLE
         if self._must_stay:
-            self._attention = 1
+            self._attention = _NOT_IDLE
             self._stay()
 
     def _stay(self) -> None:
         """At the end of a call for which something waits."""
         if len(self._asked) > 0:
             self._is_entering = True
-            self._attention = 1
+            self._attention = _NOT_IDLE
             try:
                 self._publish()
             finally:
@@ -236,7 +237,7 @@ class CallGuard(CallDoor):
     def become_foreign(self) -> None:
         self.is_foreign = True
         self._must_stay = True
-        self._attention = 1
+        self._attention = _NOT_IDLE
 
     def require_own_process(self) -> None:
         if self.is_foreign:
@@ -295,7 +296,7 @@ class CallGuard(CallDoor):
         with self._readers:
             self._is_read = False
             self._is_entering = True
-            self._attention = 1
+            self._attention = _NOT_IDLE
 
     # -- threads that only look ---------------------------------------------------------------------------------------
 
@@ -318,14 +319,14 @@ class CallGuard(CallDoor):
                 )
         self._reader = get_ident()
         self._is_read = True
-        self._attention = 1
+        self._attention = _NOT_IDLE
         return self._journal
 
     def end_reading(self) -> None:
         self._is_read = False
         self._attention = _IDLE
         if self._must_stay:
-            self._attention = 1
+            self._attention = _NOT_IDLE
 
     def fail_reading(self, error: BaseException) -> None:
         """`end_reading` after an error, which is raised, or says that the manager is broken."""
@@ -344,7 +345,7 @@ class CallGuard(CallDoor):
         # In this order: the call may end between any two of these.
         self._asked.append(waiting)
         self._must_stay = True
-        self._attention = 1
+        self._attention = _NOT_IDLE
         return waiting
 
     def _record_interruption(self) -> None:
@@ -385,7 +386,7 @@ class CallGuard(CallDoor):
             self._reason = str(error) or "an invariant failed without a text"
             _logger.critical("kv_cache_manager_v2 is broken: %s", self._reason)
         self._must_stay = True
-        self._attention = 1
+        self._attention = _NOT_IDLE
         self._changes.num_begun = 0
         return CorruptedError(f"the manager is broken: {self._reason}")
 
@@ -406,7 +407,7 @@ class CallGuard(CallDoor):
     def add_abandoned(self, abandoned: Abandoned) -> None:
         """Called from a destructor, at any moment; only queues."""
         self._must_stay = True
-        self._attention = 1
+        self._attention = _NOT_IDLE
         self._abandoned.append(abandoned)
 
 
