@@ -441,8 +441,8 @@ def _to_topic(topic: object) -> bytes:
 
 def _to_int32(value: object, name: str) -> int:
     """As ZeroMQ's options are."""
-    number = int(to_count(value, name))
-    if number > MAX_INT32:
+    number = to_int(value, name)
+    if not 0 <= number <= MAX_INT32:
         raise ValueError(f"{name} is {number}; it must be from 0 to {MAX_INT32}")
     return number
 
