@@ -54,6 +54,7 @@ from kv_cache_manager_v2.replay.console import SilentConsole
 from kv_cache_manager_v2.replay.spaced_workload import SpacedWorkload
 from kv_cache_manager_v2.replay.trace import TraceWorkload
 from kv_cache_manager_v2.replay.workload import ListedWorkload
+from kv_cache_manager_v2.stats.guarded_clock import GuardedClock
 from kv_cache_manager_v2.testing import FakeEngine, SimulatedDevice, Step
 from kv_cache_manager_v2.testing.faults import FaultPlan
 
@@ -233,7 +234,7 @@ class Samples:
         trace.write_text('{"timestamp": 0, "input_length": 512, "output_length": 1, "hash_ids": [1]}\n')
         tiers = load_class("CacheTier", PUBLIC["CacheTier"])
         handles = [
-            events, device, manager, sequence, plan, lease, batch, decoding, simulated, publisher, clock,
+            events, device, manager, sequence, plan, lease, batch, decoding, simulated, publisher, clock, GuardedClock(clock),
             times if times is not None else BlockTimes(clock),
             manager.pool_view(LayerId(0), "key"),
             manager.time_transfers(),

@@ -70,6 +70,7 @@ ELSEWHERE: dict[str, str] = {
     "reuse/room_losses.py NUM_PARTS": "a divisor",
     "reuse/room_losses.py NO_PART": "no limit",
     "reuse/room_losses.py _NUM_EIGHTHS": "losses up to 16 times a group: tests/unit/reuse/test_room_losses.py",
+    "sequence/shared_state.py MOST_BLOCKS": "a bound of wrong numbers: tests/promises/test_misuse_is_a_clear_error.py",
     "reuse/overlap_depths.py NUM_DEPTHS": "depths of one scope: tests/unit/reuse/test_overlap_depths.py",
     "reuse/overlap_depths.py MAX_CHOSEN": "snapshots of one prompt: tests/unit/reuse/test_overlap_depths.py",
     "sequence/learned_placement.py LEAST_REQUESTS": "prompts of one scope: tests/promises/test_snapshots_are_placed_where_they_pay.py",
