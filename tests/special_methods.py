@@ -149,6 +149,15 @@ def init_again(item: Any, arguments: tuple[object, ...]) -> None:
     touch(item, False)
 
 
+class EqualToAll:
+    """Of another library, and compares itself with ours."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = object.__hash__
+
+
 def compare(item: Any) -> None:
     for other in (item, None, 3, "text", object(), type(item)):
         attempt(lambda other=other: item == other, ())
@@ -156,6 +165,7 @@ def compare(item: Any) -> None:
         for order in ("__lt__", "__le__", "__gt__", "__ge__"):
             attempt(lambda other=other, order=order: getattr(item, order)(other), NAMED)
     expect(item == item and item != object(), "it is not equal to itself, or equal to something else")
+    expect(item == EqualToAll(), "it says no for a class that it does not know, which is not asked")
     attempt(lambda: hash(item), REFUSED)
 
 

@@ -181,7 +181,7 @@ class SsmLifeCycle(LifeCycle):
         return 0
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, SsmLifeCycle)
+        return True if isinstance(other, SsmLifeCycle) else NotImplemented
 
     def __hash__(self) -> int:
         return 1

@@ -33,7 +33,7 @@ class MmItemContext(Value):
         return (self.digest, self.uuid)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, MmItemContext) and self.digest == other.digest
+        return self.digest == other.digest if isinstance(other, MmItemContext) else NotImplemented
 
     def __hash__(self) -> int:
         return hash(self.digest)
