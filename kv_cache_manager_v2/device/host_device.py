@@ -205,7 +205,7 @@ class HostDevice(Device):
             self._workers.transfers.rescued.forget_unmapped(address, num_bytes)
             return
         reserved = self._ranges(tier).require_mapped(address, num_bytes)
-        decommit_memory(address, num_bytes)
+        decommit_memory(address, num_bytes, is_touchable=True)
         reserved.mapped.remove(address, address + num_bytes)
 
     # -- streams and events -------------------------------------------------------------------------------------------

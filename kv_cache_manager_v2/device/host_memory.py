@@ -2,8 +2,8 @@
 
 Reserved addresses are an inaccessible private mapping that costs nothing. Committing makes a part of it readable and
 writable; a page of physical memory is allocated only when it is first touched, so page tables may describe tiers far larger
-than the machine. Decommitting replaces the part by a fresh mapping, which frees the physical pages at once. It can be touched and reads
-as zeros, as a numpy array that was made over it before may still be in use.
+than the machine. Decommitting replaces the part by a fresh mapping, which frees the physical pages at once: an inaccessible one, or one
+that reads as zeros, where a numpy array that was made over it may still be in use.
 
 Plain functions on raw addresses, without state: `RangeTable` has what is reserved and committed.
 """
@@ -75,9 +75,9 @@ def commit_memory(address: int, num_bytes: int) -> None:
         raise error
 
 
-def decommit_memory(address: int, num_bytes: int) -> None:
-    """Return the memory to the operating system; the addresses stay reserved, and what is touched there is new memory, all zeros."""
-    mapping = _mmap(address, num_bytes, _PROT_READ_WRITE, _MAP_FLAGS | _MAP_FIXED, -1, 0)
+def decommit_memory(address: int, num_bytes: int, is_touchable: bool = False) -> None:
+    """Return the memory to the operating system; the addresses stay reserved. With ``is_touchable`` what is touched there is new memory."""
+    mapping = _mmap(address, num_bytes, _PROT_READ_WRITE if is_touchable else _PROT_NONE, _MAP_FLAGS | _MAP_FIXED, -1, 0)
     if mapping == _MAP_FAILED:
         raise _make_error(f"cannot free {num_bytes} bytes of host memory at {address:#x}")
 
