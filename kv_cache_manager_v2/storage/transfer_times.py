@@ -25,16 +25,12 @@ MAX_PENDING: Final = 64
 class _Way:
     """From one level to another. ``timers``: those that run, oldest first."""
 
-    __slots__ = ("source_level", "target_level", "histogram", "timers")
+    __slots__ = ("histogram", "timers")
 
-    source_level: Final[int]
-    target_level: Final[int]
     histogram: Final[TimeHistogram]
     timers: Final[list[int]]
 
-    def __init__(self, source_level: int, target_level: int) -> None:
-        self.source_level = source_level
-        self.target_level = target_level
+    def __init__(self) -> None:
         self.histogram = TimeHistogram(BOUNDS)
         self.timers = []
 
@@ -59,7 +55,7 @@ class TransferTimes(Handle):
         self.num_not_timed = 0
         self._device = device
         self._num_levels = num_levels
-        self._ways = [_Way(source, target) for source in range(num_levels) for target in range(num_levels)]
+        self._ways = [_Way() for _ in range(num_levels * num_levels)]
 
     def start(self, stream: int, source_level: i64, target_level: i64) -> int:
         """The manager calls it, before a transfer is enqueued: the timer to `stop`, or NO_TIMER."""
