@@ -44,7 +44,7 @@ _NOT_SWAPPED = ("isinstance", "cast", "getattr", *_IN_ANY_ORDER)
 _NO_MUTANT = "a tie"
 """The kind of a change that changes nothing: it only counts among those with the same text."""
 _NUMBERS = ("i64", "i32", "int", "float")
-_ZEROS = ("PLACE",)
+_ZEROS = ("PLACE", "KEY")
 """Names of constants that are 0: adding one is subtracting it."""
 _LARGEST = 64
 """Larger constants are limits and masks."""

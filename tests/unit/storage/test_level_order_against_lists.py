@@ -29,7 +29,6 @@ from kv_cache_manager_v2.storage.victim_queue import NO_VICTIM
 
 CAPACITY = 20_000
 NUM_SENTINELS = 6
-EVICT_FIRST = None
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Segment:
 
 
 class Levels:
-    """Segments of two levels, and one line of evict-first pages at each of two sentinels."""
+    """Segments of two levels, and one line of evict-first pages at each of two sentinels: these have no segment."""
 
     def __init__(self, choices: Random) -> None:
         self.rows = PageRows(2, NUM_SENTINELS)
@@ -51,7 +50,7 @@ class Levels:
         for number in range(2):
             self.records.add_level(True)
             self.records.set_capacity(number, CAPACITY // 2)
-        self.records.note_pushed(choices.randrange(2 * CAPACITY, 30 * CAPACITY))
+        self.records.note_pushed(choices.randrange(2 * CAPACITY, 90 * CAPACITY))
         self.order = LevelOrder(self.rows, self.records)
         self.segment_of: dict[int, Segment | None] = {}
         self.lines: list[list[int]] = []
@@ -59,14 +58,15 @@ class Levels:
         keys = [choices.randrange(1 << 48) for _ in range(3)]
         stamps = [choices.randrange(self.records.clock + 1) << STAMP_SHIFT | part for part in (0, 1, 7)]
         stamps += [self.records.clock - choices.choice((0, 1, 50, 900)) << STAMP_SHIFT | 3 for _ in range(3)]
-        for _ in range(12):
-            self._add_segment(choices, choices.choice(keys), choices.choice(stamps))
         for sentinel in (0, NUM_SENTINELS - 1):
             pages = self.make_pages(choices.randrange(1, 5), choices.choice((0, 35)))
+            choices.shuffle(pages)
             self.link([sentinel, *pages])
             for page in pages:
                 self.records.notes.set(page, in_use(1, 2, False) | FIRST_BIT)
-                self.segment_of[page] = EVICT_FIRST
+                self.segment_of[page] = None
+        for _ in range(12):
+            self._add_segment(choices, choices.choice(keys), choices.choice(stamps))
 
     def make_pages(self, count: int, priority: int) -> list[int]:
         pages = [int(self.rows.add_block()) for _ in range(count)]
@@ -103,8 +103,8 @@ class Levels:
         if self.priorities[page] != self.priorities[other]:
             return self.priorities[page] < self.priorities[other]
         one, two = self.segment_of[page], self.segment_of[other]
-        if one is EVICT_FIRST or two is EVICT_FIRST:
-            return one is EVICT_FIRST and two is not EVICT_FIRST
+        if one is None or two is None:
+            return one is None and two is not None
         by_value = self.records.values_decide(one.stamp) and self.records.values_decide(two.stamp) and one.key != two.key
         return one.key < two.key if by_value else one.stamp < two.stamp
 
@@ -144,9 +144,9 @@ def test_against_lists(seed: int) -> None:
         for at, page in enumerate(line):
             assert order.following(page) == (line[at + 1] if at + 1 < len(line) else NO_VICTIM)
             segment = levels.segment_of[page]
-            for most in range(1, len(line) + 3) if segment is EVICT_FIRST or at == 0 else ():
+            for most in range(1, len(line) + 3) if segment is None or at == 0 else ():
                 assert order.count_alike(page, most) == min(len(line) - at, most)
-            if segment is EVICT_FIRST:
+            if segment is None:
                 assert order.chance_of_reuse(page) == 0.0
                 continue
             remaining = range(segment.bucket, NUM_BUCKETS)
@@ -157,3 +157,16 @@ def test_against_lists(seed: int) -> None:
         assert order.expect_return(page) == levels.expect_return(0, None)
         records.notes.set(page, in_use(uses, age, is_branch))
         assert order.expect_return(page) == levels.expect_return(int(level_of_uses(uses)) | age << AGE_SHIFT, None)
+
+
+def test_a_page_of_which_nothing_is_known_was_not_used_before() -> None:
+    """What was used once comes back at once, what was used twice late."""
+    levels = Levels(Random(0))
+    model = levels.records.model
+    for _ in range(300):
+        for bucket in range(NUM_BUCKETS):
+            model.learn(0, bucket, float(bucket == 0), 4)
+            model.learn(1, bucket, float(bucket == NUM_BUCKETS - 1), 4)
+    assert model.likely_bucket(0, 0) < model.likely_bucket(1, 0)
+    (page,) = levels.make_pages(1, 35)
+    assert levels.order.expect_return(page) == levels.expect_return(0, None) != levels.expect_return(1, None)
