@@ -44,8 +44,8 @@ _NOT_SWAPPED = ("isinstance", "cast", "getattr", *_IN_ANY_ORDER)
 _NO_MUTANT = "a tie"
 """The kind of a change that changes nothing: it only counts among those with the same text."""
 _NUMBERS = ("i64", "i32", "int", "float")
-_ZEROS = ("PLACE", "KEY")
-"""Names of constants that are 0: adding one is subtracting it."""
+_ZEROS = ("PLACE", "KEY", "NO_SEGMENT")
+"""Names of constants that are 0: adding one is subtracting it, returning one is returning 0."""
 _LARGEST = 64
 """Larger constants are limits and masks."""
 
@@ -146,7 +146,10 @@ class _Walk:
         if isinstance(node, (ast.If, ast.While)):
             yield function, node.test, f"not ({ast.unparse(node.test)})", "negated condition"
         if isinstance(node, ast.Return) and node.value is not None and not isinstance(node.value, ast.Constant):
+            is_zero = isinstance(node.value, ast.Name) and node.value.id in _ZEROS
             for constant in _constants_of(returns):
+                if is_zero and constant == "0":
+                    continue
                 yield function, node.value, constant, "returned constant"
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.stmt):

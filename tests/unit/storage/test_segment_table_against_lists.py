@@ -17,6 +17,7 @@ from kv_cache_manager_v2.storage.eviction.segment_table import (
     STAMP,
     STATE,
     SegmentTable,
+    bucket_of_state,
 )
 from kv_cache_manager_v2.storage.eviction.segment_traits import PATH_SHIFT, WAITING
 
@@ -37,6 +38,7 @@ class PlainTable:
         self.key: dict[int, int] = {}
         self.num_pages: dict[int, int] = {}
         self.waits: dict[int, bool] = {}
+        self.passed: dict[int, int] = {}
         self.marks = [NO_SEGMENT] * (NUM_BUCKETS + 1)
         self.swept = self.refreshed = NO_SEGMENT
         self.oldest = [NO_SEGMENT] * NUM_QUEUES
@@ -60,6 +62,7 @@ class PlainTable:
         self.order.insert(self.order.index(older) + 1 if older else 0, segment)
         self.queue[segment], self.stamp[segment], self.waits[segment] = queue, stamp, waits
         self.key[segment] = self.num_pages[segment] = 0
+        self.passed[segment] = passed
         if self.order[-1] == segment:
             self.marks = [0] + [segment if edge > passed and not mark else mark for edge, mark in enumerate(self.marks)][1:]
         return segment
@@ -153,6 +156,7 @@ def test_against_lists(seed: int) -> None:
     """Few segments, or more than any number of looks; few or most of them have pages."""
     choices = Random(seed)
     table, plain = SegmentTable(), PlainTable()
+    assert (table.num_segments, table.num_ghosts, table.collect()) == (0, 0, [])
     for _ in range(NUM_QUEUES):
         table.add_queue()
     many = choices.choice((3, 12, 40, 150))
@@ -228,8 +232,48 @@ def test_against_lists(seed: int) -> None:
             is_used = segment in plain.order
             assert table.is_used(segment) == is_used
             if is_used:
+                assert bucket_of_state(table.words[segment * SEGMENT_WORDS + STATE]) == plain.passed[segment]
                 assert (table.newer(segment), table.queue_of(segment)) == (plain.newer(segment), plain.queue[segment])
             priority = plain.key[segment] >> PRIORITY_SHIFT if is_used else 0
             expected = is_used and plain.num_pages[segment] > 0 and plain.queue[segment] == queue
             assert table.has_pages_of(segment, queue, priority) == expected
             assert not table.has_pages_of(segment, queue, priority + 1)
+
+
+def make_segments(table: SegmentTable, queue: int, count: int) -> list[int]:
+    return [int(table.add(table.newest, 1 << PATH_SHIFT | queue << QUEUE_SHIFT, 7)) for _ in range(count)]
+
+
+@pytest.mark.parametrize("queue", range(NUM_QUEUES))
+@pytest.mark.parametrize(("num_empty", "num_passes"), [(64, 0), (65, 1), (128, 1), (129, 2)])
+def test_each_look_for_the_oldest_passes_so_many_empty_ones(queue: int, num_empty: int, num_passes: int) -> None:
+    """A look goes on from the latest one that `pass_empty` made: one that found none leaves nothing behind."""
+    table = SegmentTable()
+    for _ in range(NUM_QUEUES):
+        table.add_queue()
+    segments = make_segments(table, queue, num_empty + 1)
+    for number in (0, num_empty):
+        table.words[segments[number] * SEGMENT_WORDS + COUNTS] = 1
+    table.note_queued(segments[0])
+    table.words[segments[0] * SEGMENT_WORDS + COUNTS] = 0
+    for _ in range(num_passes):
+        assert [table.oldest_queued(queue) for _ in range(2)] == [NO_SEGMENT] * 2
+        table.pass_empty()
+    assert table.oldest_queued(queue) == segments[-1]
+
+
+@pytest.mark.parametrize("num_segments", [1, 2, 70])
+def test_what_was_reserved_is_not_copied(num_segments: int) -> None:
+    """The sentinel has words, too. A smaller reserve, and the same one, change nothing."""
+    table = SegmentTable()
+    table.add_queue()
+    table.reserve(num_segments)
+    words = table.words
+    table.reserve(num_segments)
+    table.reserve(num_segments // 2)
+    make_segments(table, 0, num_segments)
+    words[KEY] = 5
+    assert table.words[KEY] == 5
+    make_segments(table, 0, 1)
+    words[KEY] = 6
+    assert table.words[KEY] == 5
