@@ -44,8 +44,8 @@ _NOT_SWAPPED = ("isinstance", "cast", "getattr", *_IN_ANY_ORDER)
 _NO_MUTANT = "a tie"
 """The kind of a change that changes nothing: it only counts among those with the same text."""
 _NUMBERS = ("i64", "i32", "int", "float")
-_ZEROS = ("PLACE", "KEY", "NO_SEGMENT")
-"""Names of constants that are 0: adding one is subtracting it, returning one is returning 0."""
+_ZEROS = {"page_rows": ("PLACE",), "segment_table": ("KEY", "NO_SEGMENT")}
+"""By module, names of constants that are 0: adding one is subtracting it, returning one is returning 0."""
 _LARGEST = 64
 """Larger constants are limits and masks."""
 
@@ -115,6 +115,7 @@ class _Walk:
         self._tree = tree
         self._ties = {id(comparison) for node in ast.walk(tree) for comparison in _find_tie(node)}
         """Comparisons of two numbers after which it does not matter what is done where they are equal."""
+        self._zeros = {name for node in ast.walk(tree) for name in _find_zeros(node)}
 
     def changes(self) -> Iterator[Change]:
         yield from self._of_body(self._tree.body, "")
@@ -146,7 +147,7 @@ class _Walk:
         if isinstance(node, (ast.If, ast.While)):
             yield function, node.test, f"not ({ast.unparse(node.test)})", "negated condition"
         if isinstance(node, ast.Return) and node.value is not None and not isinstance(node.value, ast.Constant):
-            is_zero = isinstance(node.value, ast.Name) and node.value.id in _ZEROS
+            is_zero = isinstance(node.value, ast.Name) and node.value.id in self._zeros
             for constant in _constants_of(returns):
                 if is_zero and constant == "0":
                     continue
@@ -175,7 +176,7 @@ class _Walk:
             yield function, node, f"({ast.unparse(node.operand)})", "negated condition"
         if isinstance(node, ast.BinOp):
             operator = _OPERATORS.get(type(node.op))
-            if operator is not None and not (isinstance(node.right, ast.Name) and node.right.id in _ZEROS):
+            if operator is not None and not (isinstance(node.right, ast.Name) and node.right.id in self._zeros):
                 yield function, node, f"({ast.unparse(ast.BinOp(node.left, operator(), node.right))})", "operator"
         if isinstance(node, ast.Constant):
             if isinstance(node.value, bool):
@@ -201,6 +202,17 @@ class _Walk:
             arguments[position : position + 2] = reversed(arguments[position : position + 2])
             if ast.unparse(arguments[position]) != ast.unparse(arguments[position + 1]):
                 yield function, node, ast.unparse(ast.Call(node.func, arguments, node.keywords)), "swapped arguments"
+
+
+def _find_zeros(node: ast.AST) -> list[str]:
+    """Constants that are 0 where they are made, and where they are imported."""
+    if isinstance(node, ast.ImportFrom) and node.module is not None:
+        zeros = _ZEROS.get(node.module.rpartition(".")[2], ())
+        return [alias.name for alias in node.names if alias.name in zeros]
+    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(node.value, ast.Constant):
+        names = [name for zeros in _ZEROS.values() for name in zeros]
+        return [node.target.id] if node.value.value == 0 and node.target.id in names else []
+    return []
 
 
 def _find_tie(node: ast.AST) -> list[ast.Compare]:
