@@ -253,7 +253,7 @@ print("fine")
 
 
 def test_an_array_outlives_its_rows() -> None:
-    """Level 0 was made smaller: what nobody has any more can be touched, and reads as zeros; after growing it is there again."""
+    """Level 0 was made smaller: rows without a page can be touched, and read as zeros; after growing they are there again."""
     ran = subprocess.run([sys.executable, "-P", "-c", SMALLER], capture_output=True, text=True, timeout=120)
     assert (ran.returncode, ran.stdout) == (0, "fine\n"), ran.stderr
 

@@ -2,6 +2,7 @@
 
 from fractions import Fraction
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -181,7 +182,7 @@ def draw_batch(random: Random) -> BatchDesc:
 
 def draw_config(random: Random) -> KVCacheManagerConfig:
     layers = draw_layers(random)
-    settings: dict[str, object] = {}
+    settings: dict[str, Any] = {}
     if random.random() < 0.5:
         settings["constraints"] = [draw_batch(random) for _ in range(random.randint(1, 2))]
     if random.random() < 0.3:
@@ -191,12 +192,12 @@ def draw_config(random: Random) -> KVCacheManagerConfig:
         settings["max_sequence_length"] = random.choice((20, 1000, 5000, 40_000))
     elif hint == "step":
         settings["typical_step"] = draw_batch(random)
-    tiers = [GpuCacheTierConfig(random.choice((1, 50_000, 2_000_000))), HostCacheTierConfig(1 << 20)]
+    tiers: list[Any] = [GpuCacheTierConfig(random.choice((1, 50_000, 2_000_000))), HostCacheTierConfig(1 << 20)]
     size = random.choice((32, 48, 128))
-    config = KVCacheManagerConfig(size, tiers, layers, **settings)  # type: ignore[arg-type]
+    config = KVCacheManagerConfig(size, tiers, layers, **settings)
     if hint == "ratio":
         ratio = [random.choice((0.25, 1.0, 3.0, 0.1)) for _ in range(layout_of(config).num_pool_groups)]
-        config = KVCacheManagerConfig(size, tiers, layers, initial_pool_ratio=ratio, **settings)  # type: ignore[arg-type]
+        config = KVCacheManagerConfig(size, tiers, layers, initial_pool_ratio=ratio, **settings)
     return config
 
 

@@ -28,7 +28,7 @@ def test_blocks_of_leases_are_below_the_root_once_they_are_published() -> None:
             assert [leases.is_open(number) for number in range(3)] == [True, True, False]
             lease.settle()
             assert [leases.is_open(number) for number in range(2)] == [False, True] and leases.find(0) is None
-            assert not leases.has_block_below(root), "a block that was published before is pinned by nobody for the lease"
+            assert not leases.has_block_below(root), "a block that was published before is not pinned for the lease"
             second.settle()
         other.close()
         assert len(leases) == 0

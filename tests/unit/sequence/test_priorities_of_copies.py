@@ -30,7 +30,7 @@ def test_the_copy_of_a_matched_tail_has_the_priorities_that_were_asked_for() -> 
 @pytest.mark.parametrize("keeps_indices", [False, True])
 @pytest.mark.parametrize("first, second", [(20, 70), (70, 20)])
 def test_equal_blocks_take_the_higher_priority(keeps_indices: bool, first: int, second: int) -> None:
-    """Two sequences compute a block side by side: what is published has the higher one, whoever commits first."""
+    """Two sequences compute a block side by side: what is published has the higher priority, in either order of the commits."""
     with manager_of(allow_seq_rebasing=not keeps_indices) as manager:
         open_ones = []
         for priority in (first, second):
