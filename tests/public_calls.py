@@ -9,7 +9,7 @@ import asyncio
 import enum
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -44,6 +44,7 @@ from kv_cache_manager_v2 import (
     KVCacheManager,
     KVCacheManagerConfig,
     LayerId,
+    LogicError,
     PageIndexMode,
     RebalanceConfig,
     RetentionConfig,
@@ -769,6 +770,23 @@ def _handles(world: World) -> dict[str, Any]:
         "StatisticsLog": library.StatisticsLog(manager),
         "PrometheusExporter": library.PrometheusExporter(manager, registry=_registry()),
     }
+
+
+def find_served(uses: dict[str, Callable[[], object]], reason: str, answered: Container[str]) -> list[str]:
+    """Calls each; those that are not refused with a `LogicError` that names the reason. Properties, and what is ``answered``, may be."""
+    wrong: list[str] = []
+    for name, use in uses.items():
+        try:
+            use()
+        except LogicError as error:
+            if reason not in str(error):
+                wrong.append(f"{name}: {error}")
+        except BaseException as error:
+            wrong.append(f"{name}: {error!r}")
+        else:
+            if name not in answered and not name.endswith("(property)"):
+                wrong.append(f"{name} was served")
+    return wrong
 
 
 def make_uses(world: World) -> dict[str, Callable[[], Any]]:

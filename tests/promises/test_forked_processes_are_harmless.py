@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from public_calls import World, make_uses
+from public_calls import World, find_served, make_uses
 from tiered_models import Bench, tiered_config
 
 from kv_cache_manager_v2 import HostDevice, KVCache, KVCacheManager, LogicError
@@ -143,18 +143,7 @@ ANSWERED = set(
 
 
 def call_all(uses: dict[str, Callable[[], object]]) -> None:
-    wrong = []
-    for name, use in uses.items():
-        try:
-            use()
-        except LogicError as error:
-            if "fork" not in str(error):
-                wrong.append(f"{name}: {error}")
-        except BaseException as error:
-            wrong.append(f"{name}: {error!r}")
-        else:
-            if name not in RELEASING and name not in ANSWERED and not name.endswith("(property)"):
-                wrong.append(f"{name} was served")
+    wrong = find_served(uses, "fork", RELEASING | ANSWERED)
     sys.stderr.write("\n".join(wrong))  # an error of the child's is not seen
     assert wrong == []
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from public_calls import World, make_uses
+from public_calls import World, find_served, make_uses
 from small_models import config_of, manager_of, run_prompt
 
 from kv_cache_manager_v2 import (
@@ -418,17 +418,7 @@ def test_callback_that_uses_anything() -> None:
     wrong: list[str] = []
 
     def use_all(ordinal: int, life_cycle: object) -> int:
-        for name, use in uses.items():
-            try:
-                use()
-            except LogicError as error:
-                if "callback" not in str(error):
-                    wrong.append(f"{name}: {error}")
-            except Exception as error:
-                wrong.append(f"{name}: {error!r}")
-            else:
-                if name not in ANSWERED_IN_A_CALLBACK and not name.endswith("(property)"):
-                    wrong.append(f"{name} was served")
+        wrong.extend(find_served(uses, "callback", ANSWERED_IN_A_CALLBACK))
         return 35
 
     before = world.fingerprint()
