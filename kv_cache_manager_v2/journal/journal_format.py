@@ -72,7 +72,7 @@ forgotten sequence.
 from typing import Final
 
 MAGIC: Final = b"KVCM"
-VERSION: Final = 31
+VERSION: Final = 32
 
 CREATE: Final = 1
 RESUME: Final = 2

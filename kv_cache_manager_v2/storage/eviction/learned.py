@@ -457,10 +457,8 @@ class LearnedQueue(VictimQueue):
         if note & STATUS_MASK != IN_SEGMENT:
             return self.first_pages.list_following(page, pages, begin, end)
         words = self._rows.words
-        at = segment_of_note(note) * SEGMENT_WORDS
-        if self.records.shadow.rules and self.records.values_decide(self._table.words[at + STAMP]):
-            # Each one is chosen by a look at others.
-            return 0
+        segment = segment_of_note(note)
+        at = segment * SEGMENT_WORDS
         first = self._table.words[at + SEGMENT_PLACE] & LOW
         position = begin
         while position < end:

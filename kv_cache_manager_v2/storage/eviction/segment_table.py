@@ -54,7 +54,7 @@ _MOST_SWEPT: Final = 16
 _MOST_PASSED: Final = 8
 _NUM_OLDEST: Final = 4
 _MOST_LOOKS: Final = 64
-_MOST_COMPARED: Final = 8
+_MOST_COMPARED: Final = 32
 
 
 @final
@@ -64,7 +64,7 @@ class SegmentTable:
 
     __slots__ = (
         "words", "marks", "num_segments", "num_ghosts", "_first_free", "_swept", "_refreshed", "_oldest_queued", "_looked", "_chosen",
-        "_chosen_counts", "_num_reserved",
+        "_stays", "_num_reserved",
     )  # fmt: skip
 
     words: vec[i64]
@@ -83,8 +83,9 @@ class SegmentTable:
     _looked: Final[list[int]]
     """By queue: where `least_of_oldest` goes on."""
     _chosen: Final[list[int]]
-    """By queue: what that found, and the COUNTS that it had."""
-    _chosen_counts: Final[list[int]]
+    """By queue: what that found."""
+    _stays: Final[list[bool]]
+    """By queue: whether that is to go on being found while it has pages."""
 
     def __init__(self) -> None:
         assert _TRAIT_BITS == TRAIT_BITS, "a segment's word of state has no room for its traits"
@@ -99,7 +100,7 @@ class SegmentTable:
         self._oldest_queued = []
         self._looked = []
         self._chosen = []
-        self._chosen_counts = []
+        self._stays = []
         self._num_reserved = 0
 
     def reserve(self, num_segments: i64) -> None:
@@ -112,7 +113,7 @@ class SegmentTable:
         self._oldest_queued.append(NO_SEGMENT)
         self._looked.append(NO_SEGMENT)
         self._chosen.append(NO_SEGMENT)
-        self._chosen_counts.append(0)
+        self._stays.append(False)
 
     def is_used(self, segment: i64) -> bool:
         return segment * SEGMENT_WORDS < len(self.words) and self.words[segment * SEGMENT_WORDS + STATE] != FREE
@@ -292,18 +293,19 @@ class SegmentTable:
     def least_of_oldest(self, queue: i64, limit: i64) -> i64:
         """Of the segments with a smaller STAMP than ``limit`` that have pages there: one of little value, by a few looks, all of them in
         turn; the oldest segment where none is as old. NO_SEGMENT as `oldest_queued`.
+
+        Until `pass_empty` the same one, while it has pages.
         """
-        oldest = self.oldest_queued(queue)
         words = self.words
+        chosen: i64 = self._chosen[queue]
+        if chosen != NO_SEGMENT and (words[chosen * SEGMENT_WORDS + STAMP] >= limit or not self._has_pages(chosen, queue)):
+            chosen = NO_SEGMENT
+        if chosen != NO_SEGMENT and self._stays[queue]:
+            return chosen
+        oldest = self.oldest_queued(queue)
         if oldest == NO_SEGMENT or words[oldest * SEGMENT_WORDS + STAMP] >= limit:
             return oldest
-        best = oldest
-        chosen: i64 = self._chosen[queue]
-        if chosen != NO_SEGMENT and words[chosen * SEGMENT_WORDS + STAMP] < limit and self._has_pages(chosen, queue):
-            if words[chosen * SEGMENT_WORDS + COUNTS] == self._chosen_counts[queue]:
-                # It is asked once more, and nothing was dropped.
-                return chosen
-            best = chosen
+        best = chosen if chosen != NO_SEGMENT else oldest
         segment: i64 = self._looked[queue]
         num_left: i64 = _MOST_COMPARED
         while num_left > 0:
@@ -315,14 +317,15 @@ class SegmentTable:
             segment = self.newer(segment)
         self._looked[queue] = int(segment)
         self._chosen[queue] = int(best)
-        self._chosen_counts[queue] = int(words[best * SEGMENT_WORDS + COUNTS])
+        self._stays[queue] = True
         return best
 
     def pass_empty(self) -> None:
-        """Begin to look for the oldest of each queue where the looks so far have ended."""
+        """Begin to look for the oldest of each queue where the looks so far have ended, and choose anew."""
         queue: i64 = 0
         while queue < len(self._oldest_queued):
             self._oldest_queued[queue] = int(self._pass_empty(queue))
+            self._stays[queue] = False
             queue += 1
 
     def _pass_empty(self, queue: i64) -> i64:

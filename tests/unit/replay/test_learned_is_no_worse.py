@@ -12,8 +12,11 @@ from kv_cache_manager_v2.replay.block_requests import BlockRequests
 
 Contents: TypeAlias = list[tuple[str, int]]
 
-MOST_POINTS_UNDER = 0.9
-"""What learning costs at most, where recency is all there is to know: of 60 sessions that grow. The others are within half a point."""
+SEEDS = (7, 8, 9)
+"""What one of them hits may differ by some points from another."""
+MOST_POINTS_UNDER = 0.8
+"""What learning costs at most, on average, where recency is all there is to know: of 60 sessions that grow. The others are within half a
+point."""
 
 
 class Prompts:
@@ -182,22 +185,28 @@ def hit_rate(policy: EvictionPolicy, num_slots: int, blocks: BlockRequests) -> f
     return 100 * int(cache.num_hits) / blocks.num_accesses
 
 
+def mean_points(workload: Callable[[Prompts], None], share: float) -> tuple[float, float]:
+    """What LRU hits, and LEARNED, with room for that share of the blocks."""
+    lru: list[float] = []
+    learned: list[float] = []
+    for seed in SEEDS:
+        prompts = Prompts(seed)
+        workload(prompts)
+        blocks = BlockRequests(workload.__name__, prompts.requests, prompts.parents)
+        num_slots = max(int(blocks.num_blocks * share), 30)
+        lru.append(hit_rate(EvictionPolicy.LRU, num_slots, blocks))
+        learned.append(hit_rate(EvictionPolicy.LEARNED, num_slots, blocks))
+    return sum(lru) / len(SEEDS), sum(learned) / len(SEEDS)
+
+
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.__name__)
 @pytest.mark.parametrize("share", [0.03, 0.1, 0.25] if is_compiled() else [0.25])
 def test_learned_is_never_far_under_lru(workload: Callable[[Prompts], None], share: float) -> None:
-    prompts = Prompts(7)
-    workload(prompts)
-    blocks = BlockRequests(workload.__name__, prompts.requests, prompts.parents)
-    num_slots = max(int(blocks.num_blocks * share), 30)
-    lru = hit_rate(EvictionPolicy.LRU, num_slots, blocks)
-    learned = hit_rate(EvictionPolicy.LEARNED, num_slots, blocks)
-    assert learned >= lru - MOST_POINTS_UNDER
+    lru, learned = mean_points(workload, share)
+    assert learned >= lru - (MOST_POINTS_UNDER if workload is sessions_that_grow else 0.5)
 
 
 @pytest.mark.parametrize("workload", [system_prompts, examples_and_a_question, what_just_fits], ids=lambda workload: workload.__name__)
 def test_learned_keeps_what_is_reused_from_what_comes_once(workload: Callable[[Prompts], None]) -> None:
-    prompts = Prompts(7)
-    workload(prompts)
-    blocks = BlockRequests(workload.__name__, prompts.requests, prompts.parents)
-    num_slots = blocks.num_blocks // 30
-    assert hit_rate(EvictionPolicy.LEARNED, num_slots, blocks) > 1.1 * hit_rate(EvictionPolicy.LRU, num_slots, blocks)
+    lru, learned = mean_points(workload, 1 / 30)
+    assert learned > 1.1 * lru

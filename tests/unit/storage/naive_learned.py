@@ -59,8 +59,10 @@ class NaiveLearned(NaiveQueue):
         self.oldest: NaiveSegment | None = None
         """All older segments have no pages."""
         self.looked: NaiveSegment | None = None
-        self.chosen: tuple[NaiveSegment, int, int] | None = None
-        """What `least_of_oldest` found, with so many pages and ghosts."""
+        self.chosen: NaiveSegment | None = None
+        """What `least_of_oldest` found."""
+        self.stays = False
+        """Nothing was pushed since."""
         self.set_capacity(capacity)
         self.current: tuple[NaiveSegment, int] | None = None
         self.latest: dict[int, NaiveSegment] = {}
@@ -100,6 +102,7 @@ class NaiveLearned(NaiveQueue):
         self.num_in_part += count
         self.shadow.is_behind = True
         self.oldest = self.pass_empty()
+        self.stays = False
 
     def pass_empty(self) -> NaiveSegment | None:
         segment = self.oldest
@@ -137,7 +140,7 @@ class NaiveLearned(NaiveQueue):
             self.oldest = self.following(segment)
         if self.looked is segment:
             self.looked = self.following(segment)
-        if self.chosen is not None and self.chosen[0] is segment:
+        if self.chosen is segment:
             self.chosen = None
         self.segments.remove(segment)
 
@@ -464,25 +467,29 @@ class NaiveLearned(NaiveQueue):
         return self.part_of(segment) < self.shadow.oldest
 
     def least_of_oldest(self) -> NaiveSegment | None:
-        """By eight looks, of those that recency would not have; the oldest where there are none."""
+        """By 32 looks, of those that recency would not have; the oldest where there are none. Until pages are pushed the same one, while
+        it has pages."""
+        best = self.chosen
+        if best is not None and (not best.pages or not self.is_surplus(best)):
+            best = None
+        if best is not None and self.stays:
+            return best
         oldest = self.pass_empty()
         if oldest is None or not oldest.pages:
             return None
         self.oldest = oldest
         if not self.is_surplus(oldest):
             return oldest
-        best = oldest
-        if self.chosen is not None and self.chosen[0].pages and self.is_surplus(self.chosen[0]):
-            best = self.chosen[0]
-            if self.chosen[1:] == (len(best.pages), best.num_ghosts):
-                return best
+        if best is None:
+            best = oldest
         segment = self.looked
-        for _ in range(8):
+        for _ in range(32):
             if segment is None or not self.is_surplus(segment):
                 segment = oldest
             if segment.pages and (segment.priority, segment.value) < (best.priority, best.value):
                 best = segment
             segment = self.following(segment)
         self.looked = segment
-        self.chosen = (best, len(best.pages), best.num_ghosts)
+        self.chosen = best
+        self.stays = True
         return best

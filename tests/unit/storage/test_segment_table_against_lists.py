@@ -22,7 +22,7 @@ from kv_cache_manager_v2.storage.eviction.segment_table import (
 from kv_cache_manager_v2.storage.eviction.segment_traits import PATH_SHIFT, WAITING
 
 NUM_QUEUES = 2
-OLDEST_SWEPT, MOST_SWEPT, MOST_PASSED, MOST_LOOKS, MOST_COMPARED = 4, 16, 8, 64, 8
+OLDEST_SWEPT, MOST_SWEPT, MOST_PASSED, MOST_LOOKS, MOST_COMPARED = 4, 16, 8, 64, 32
 ORDER, PLACE, TOP, BOTTOM = 4, 5, 6, 7
 
 
@@ -43,7 +43,8 @@ class PlainTable:
         self.swept = self.refreshed = NO_SEGMENT
         self.oldest = [NO_SEGMENT] * NUM_QUEUES
         self.looked = [NO_SEGMENT] * NUM_QUEUES
-        self.chosen = [(NO_SEGMENT, 0)] * NUM_QUEUES
+        self.chosen = [NO_SEGMENT] * NUM_QUEUES
+        self.stays = [False] * NUM_QUEUES
 
     def newer(self, segment: int) -> int:
         at = self.order.index(segment) + 1 if segment else 0
@@ -77,7 +78,7 @@ class PlainTable:
         self.swept, self.refreshed = moved(self.swept), moved(self.refreshed)
         self.oldest = [moved(oldest) for oldest in self.oldest]
         self.looked = [moved(looked) for looked in self.looked]
-        self.chosen = [(NO_SEGMENT, 0) if chosen[0] == segment else chosen for chosen in self.chosen]
+        self.chosen = [NO_SEGMENT if chosen == segment else chosen for chosen in self.chosen]
         self.order.remove(segment)
         self.free.append(segment)
 
@@ -131,15 +132,15 @@ class PlainTable:
         return segment
 
     def least_of_oldest(self, queue: int, limit: int) -> int:
+        chosen = self.chosen[queue]
+        if not chosen or self.stamp[chosen] >= limit or not self.is_droppable(chosen, queue):
+            chosen = NO_SEGMENT
+        if chosen and self.stays[queue]:
+            return chosen
         oldest = self.oldest_queued(queue)
         if not oldest or self.stamp[oldest] >= limit:
             return oldest
-        best = oldest
-        chosen, num_pages = self.chosen[queue]
-        if chosen and self.stamp[chosen] < limit and self.is_droppable(chosen, queue):
-            if self.num_pages[chosen] == num_pages:
-                return chosen
-            best = chosen
+        best = chosen or oldest
         segment = self.looked[queue]
         for _ in range(MOST_COMPARED):
             if not segment or self.stamp[segment] >= limit:
@@ -147,7 +148,7 @@ class PlainTable:
             if self.key[segment] < self.key[best] and self.is_droppable(segment, queue):
                 best = segment
             segment = self.newer(segment)
-        self.looked[queue], self.chosen[queue] = segment, (best, self.num_pages[best])
+        self.looked[queue], self.chosen[queue], self.stays[queue] = segment, best, True
         return best
 
 
@@ -219,11 +220,9 @@ def test_against_lists(seed: int) -> None:
         elif kind < 0.75:
             table.pass_empty()
             plain.oldest = [plain.passed_empty(each) for each in range(NUM_QUEUES)]
+            plain.stays = [False] * NUM_QUEUES
         elif plain.order:
             limit = choices.choice((plain.stamp[choices.choice(plain.order)], clock + 1))
-            # Equal counts stand for equal pages: ghosts are left out here.
-            for segment in plain.order:
-                table.words[segment * SEGMENT_WORDS + COUNTS] = plain.num_pages[segment]
             assert table.least_of_oldest(queue, limit) == plain.least_of_oldest(queue, limit), step
         assert (table.num_segments, table.collect()) == (len(plain.order), plain.order)
         assert list(table.marks) == plain.marks
