@@ -73,7 +73,7 @@ interpreted: setup # Only rawref: the rest runs from the sources.
 	$(call build_tree,interpreted,rawref,--package rawref,some seconds)
 
 compiled: setup ## Compile the package into build/compiled, if anything has changed.
-	$(call build_tree,compiled,kv_cache_manager_v2 rawref,,5 minutes, or 10 beside busy neighbours)
+	$(call build_tree,compiled,kv_cache_manager_v2 rawref,,4 minutes, or 8 beside busy neighbours)
 
 demo: compiled ## Serve a generated workload through the manager and the fake engine, every byte checked.
 	$(COMPILED) $(VENV_PYTHON) -P -m kv_cache_manager_v2.replay --verify $(REPLAY)

@@ -194,6 +194,11 @@ def test_uncompiled_files_are_listed_with_a_reason() -> None:
     assert len(compiled) > len(left_out)
 
 
+def test_what_is_compiled_together_is_there() -> None:
+    compiled = {source.path.relative_to(PACKAGE).parts[0] for source in compiled_sources()}
+    assert build_script().HOT_FOLDERS < compiled
+
+
 def boxed_constants(tree: ast.Module) -> list[ast.AnnAssign]:
     """Numbers that a module computes from another one's: mypyc makes objects of them, which are taken apart at each use."""
     unknown = {alias.asname or alias.name for statement in tree.body if isinstance(statement, ast.ImportFrom) for alias in statement.names}
