@@ -8,7 +8,6 @@ What the caller asked for is granted or an error; GPUDirect RDMA that the caller
 with a log message.
 """
 
-import logging
 from collections.abc import Sequence
 from typing import Any, Final, final
 
@@ -16,9 +15,10 @@ from mypy_extensions import mypyc_attr
 
 from ..base.errors import CudaError, KVCacheManagerError, LogicError
 from ..base.given import Given
+from ..base.package_log import PackageLog
 from .cuda_driver import CudaDriver
 
-_logger: Final = logging.getLogger(__name__)
+_logger: Final = PackageLog(__name__)
 
 FILE_DESCRIPTOR: Final = "file_descriptor"
 FABRIC: Final = "fabric"

@@ -6,15 +6,15 @@ the thread may make calls that a graph capture would forbid (`RelaxedCaptures`):
 the manager works on another.
 """
 
-import logging
 from typing import Any, Final, final
 
 from mypy_extensions import mypyc_attr
 
 from ..base.errors import KVCacheManagerError
+from ..base.package_log import PackageLog
 from .cuda_driver import CudaDriver
 
-_logger: Final = logging.getLogger(__name__)
+_logger: Final = PackageLog(__name__)
 
 
 @final

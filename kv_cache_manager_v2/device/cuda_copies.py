@@ -3,7 +3,6 @@
 No copy may cross the border of two separate allocations: they may be adjacent, but CUDA does not treat them as one.
 """
 
-import logging
 from typing import Final, final
 
 from librt.vecs import vec
@@ -11,6 +10,7 @@ from mypy_extensions import i64, mypyc_attr
 
 from ..base.errors import CudaError, PartlyCopiedError
 from ..base.ids import CacheTier
+from ..base.package_log import PackageLog
 from .copy_arrays import CopyArrays
 from .copy_runs import CopyRuns
 from .cuda_batch_copy import CudaBatchCopy, find_batch_copy
@@ -19,7 +19,7 @@ from .cuda_host_memory import CudaHostMemory
 from .port import CopyBatch
 from .range_table import RangeTable
 
-_logger: Final = logging.getLogger(__name__)
+_logger: Final = PackageLog(__name__)
 
 _LAST_LEGACY_STREAM: Final = 1
 

@@ -14,13 +14,13 @@
 Nothing here relies on driver calls that release the GIL: a thread that is about to wait for the GPU waits for the workers first.
 """
 
-import logging
 from typing import Any, Final, final
 
 from mypy_extensions import mypyc_attr
 
 from ..base.errors import CudaError, KVCacheManagerError, PartlyCopiedError, StorageIOError
 from ..base.ids import CacheTier
+from ..base.package_log import PackageLog
 from .copy_runs import CopyRuns
 from .cuda_context import CudaContext
 from .cuda_copies import CudaCopies
@@ -40,7 +40,7 @@ from .job_gate import GateWatch
 from .port import CopyBatch
 from .slot_watch import SlotWatch
 
-_logger: Final = logging.getLogger(__name__)
+_logger: Final = PackageLog(__name__)
 
 _STREAM_NON_BLOCKING: Final = 1
 _NUM_ATTEMPTS: Final = 3

@@ -7,14 +7,14 @@ its own.
 """
 
 import importlib
-import logging
 from typing import Any, Final, final
 
 from mypy_extensions import mypyc_attr
 
 from ..base.errors import CudaError, KVCacheManagerError, OutOfMemoryError
+from ..base.package_log import PackageLog
 
-_logger: Final = logging.getLogger(__name__)
+_logger: Final = PackageLog(__name__)
 
 SUCCESS: Final = 0
 INVALID_VALUE: Final = 1

@@ -10,16 +10,16 @@ enqueueing it.
 """
 
 import ctypes
-import logging
 from typing import Any, Final, final
 
 from mypy_extensions import mypyc_attr
 
 from ..base.errors import KVCacheManagerError
+from ..base.package_log import PackageLog
 from .cuda_driver import CudaDriver
 from .job_gate import JobGate, JobSignal
 
-_logger: Final = logging.getLogger(__name__)
+_logger: Final = PackageLog(__name__)
 
 _AT_LEAST: Final = 0
 _BEHIND_EVERYTHING: Final = 0

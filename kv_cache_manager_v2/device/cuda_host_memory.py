@@ -9,7 +9,6 @@ device, unregisters it and registers the rest again. A copy may not cross from o
 Every call runs in the GPU's context, made current by the caller.
 """
 
-import logging
 from bisect import bisect_right
 from typing import Any, Final, final
 
@@ -17,12 +16,13 @@ from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.errors import KVCacheManagerError, OutOfMemoryError
+from ..base.package_log import PackageLog
 from .cuda_driver import OPERATING_SYSTEM, OUT_OF_MEMORY, SUCCESS, CudaDriver
 from .host_memory import commit_memory, decommit_memory
 from .host_placement import HostPlacement
 from .memory_touch import available_host_bytes, touch_memory
 
-_logger: Final = logging.getLogger(__name__)
+_logger: Final = PackageLog(__name__)
 _PORTABLE_AND_MAPPED: Final = 1 | 2
 
 

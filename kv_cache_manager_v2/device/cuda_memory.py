@@ -12,7 +12,6 @@ in the middle can be undone with contents kept.
 `RangeTable` has the reserved and mapped granules. None of these calls needs a current context.
 """
 
-import logging
 import os
 from bisect import bisect_right
 from typing import Any, Final, final
@@ -20,10 +19,11 @@ from typing import Any, Final, final
 from mypy_extensions import mypyc_attr
 
 from ..base.errors import KVCacheManagerError, OutOfMemoryError
+from ..base.package_log import PackageLog
 from .cuda_allocator import CudaAllocator
 from .cuda_driver import INVALID_VALUE, SUCCESS, CudaDriver
 
-_logger: Final = logging.getLogger(__name__)
+_logger: Final = PackageLog(__name__)
 
 _CHUNKS_PER_CALL: Final = 32
 """A call that maps at least so many granules makes at least so many chunks."""

@@ -8,13 +8,13 @@ A file with a `SlotWatch` has a name and outlives the process: what it has when 
 """
 
 import errno
-import logging
 import os
 from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
 from ..base.errors import OutOfMemoryError, StorageIOError
+from ..base.package_log import PackageLog
 from .file_port import FilePort
 from .interval_set import IntervalSet
 from .read_only_files import ReadOnlyFiles
@@ -27,7 +27,7 @@ DIRECT_ALIGNMENT: Final = 4096
 _NO_DIRECT_FILES: Final = (errno.EINVAL, errno.EOPNOTSUPP)
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
-_logger: Final = logging.getLogger(__name__)
+_logger: Final = PackageLog(__name__)
 
 
 @final

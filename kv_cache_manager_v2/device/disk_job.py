@@ -4,13 +4,13 @@ The device's caller makes a job (`disk_plan`), passes it to `DiskWorkers`, and l
 From disk to disk the bytes pass through memory of the worker.
 """
 
-import logging
 from abc import ABCMeta, abstractmethod
 from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
 from ..base.errors import StorageIOError
+from ..base.package_log import PackageLog
 from .copy_runs import CopyRuns
 from .disk_extent import MAX_EXTENT_BYTES, DiskExtent
 from .disk_transfers import DiskTransfers
@@ -19,7 +19,7 @@ from .job_gate import JobGate, JobSignal
 from .staging_memory import StagingMemory
 from .watched_slots import fail_write
 
-_logger: Final = logging.getLogger(__name__)
+_logger: Final = PackageLog(__name__)
 
 
 @mypyc_attr(native_class=True, allow_interpreted_subclasses=True)

@@ -4,7 +4,6 @@ A job between disk and memory that the host can address is planned by the worker
 pass on the addresses.
 """
 
-import logging
 from typing import Final, final
 
 from librt.vecs import append, vec
@@ -13,6 +12,7 @@ from mypy_extensions import i64, mypyc_attr
 from ..base.errors import StorageIOError
 from ..base.growing_arrays import reserve_words
 from ..base.ids import CacheTier
+from ..base.package_log import PackageLog
 from .copy_runs import CopyRuns
 from .disk_extent import MAX_EXTENT_BYTES, DiskExtent
 from .disk_file import DiskFile
@@ -22,7 +22,7 @@ from .disk_transfers import DiskTransfers
 from .port import CopyBatch
 from .slot_watch import SlotTicket
 
-_logger: Final = logging.getLogger(__name__)
+_logger: Final = PackageLog(__name__)
 
 
 def plan_job(batch: CopyBatch, ranges: DiskRanges) -> DiskJob:

@@ -15,7 +15,6 @@ Every address is checked against the reserved and mapped ranges before anything 
 """
 
 import ctypes
-import logging
 from typing import Final, SupportsIndex, final
 
 from mypy_extensions import i64, mypyc_attr
@@ -24,6 +23,7 @@ from ..base.checks import to_bool, to_count
 from ..base.errors import LogicError, StorageIOError
 from ..base.given import Given
 from ..base.ids import CacheTier
+from ..base.package_log import PackageLog
 from ..stats.guarded_clock import GuardedClock
 from ..stats.statistics_clock import StatisticsClock
 from .disk_plan import plan_job
@@ -49,7 +49,7 @@ from .range_table import RangeTable
 from .slot_watch import SlotWatch
 from .wakeup import Wakeup
 
-_logger: Final = logging.getLogger(__name__)
+_logger: Final = PackageLog(__name__)
 
 _DEFAULT_STREAM: Final = 0
 _DEFAULT_GRANULARITY_BYTES: Final = 2 << 20

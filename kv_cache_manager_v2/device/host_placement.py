@@ -9,7 +9,6 @@
 
 import ctypes
 import errno
-import logging
 import os
 import platform
 import re
@@ -17,7 +16,9 @@ from typing import Any, Final, final
 
 from mypy_extensions import mypyc_attr
 
-_logger: Final = logging.getLogger(__name__)
+from ..base.package_log import PackageLog
+
+_logger: Final = PackageLog(__name__)
 
 _MADV_DONTFORK: Final = 10
 _MADV_HUGEPAGE: Final = 14

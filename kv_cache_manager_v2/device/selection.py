@@ -8,13 +8,13 @@ driver is broken, and the first of several GPUs used without being named.
 If no GPU is visible, the CUDA driver is not initialised, so that the process may fork and its children use CUDA.
 """
 
-import logging
 import os
 from typing import Any, Final
 
 from ..base.checks import has_attribute, require_path, to_text, type_name
 from ..base.errors import CudaError
 from ..base.given import Given
+from ..base.package_log import PackageLog
 from .cuda_device import CudaDevice
 from .cuda_driver import NO_GPU_SEEN, CudaDriver, find_cuda_obstacle, load_driver_module
 from .gpu_presence import find_gpu_absence
@@ -23,7 +23,7 @@ from .port import Device
 
 DEVICE_VARIABLE: Final = "KV_CACHE_MANAGER_V2_DEVICE"
 
-_logger: Final = logging.getLogger(__name__)
+_logger: Final = PackageLog(__name__)
 
 
 def default_device(driver: Any = None, *, gpu_folder: Given[str | None] = None) -> Device:

@@ -24,19 +24,19 @@ A device may refuse an event, or a wait for one, in the middle of a change that 
 log says so. Only if that fails as well, the device's error is raised.
 """
 
-import logging
 from typing import Final, final
 
 from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.errors import StorageIOError
+from ..base.package_log import PackageLog
 from .port import Device
 
 NO_POINT: Final = 0
 """The point of a slot whose bytes may be touched at once."""
 
-_logger = logging.getLogger("kv_cache_manager_v2")
+_logger: Final = PackageLog("kv_cache_manager_v2")
 
 _TICK_BITS: Final = 44
 _TICK_MASK: Final = (1 << 44) - 1

@@ -14,13 +14,13 @@ folder with another layout or format is refused, never changed.
 
 import errno
 import json
-import logging
 import os
 from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
 from ..base.errors import LogicError, StorageIOError
+from ..base.package_log import PackageLog
 from ..device.checksum import hash_bytes
 from ..device.file_bytes import read_file, write_file
 from ..device.file_port import FilePort
@@ -38,7 +38,7 @@ IDENTITY_NAME: Final = "identity.json"
 
 _MAX_ATTEMPTS: Final = 4
 
-_logger = logging.getLogger("kv_cache_manager_v2")
+_logger: Final = PackageLog("kv_cache_manager_v2")
 
 
 @final

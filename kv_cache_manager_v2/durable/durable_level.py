@@ -9,7 +9,6 @@ unrecorded. Each write has a generation, given when it is planned: in the order 
 goes through `IndexWriter`. Knows pages by the number of their block's node, and no tokens.
 """
 
-import logging
 from threading import Lock
 from typing import Final, final
 
@@ -17,6 +16,7 @@ from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.errors import StorageIOError
+from ..base.package_log import PackageLog
 from ..device.slot_watch import SlotTicket, SlotWatch
 from .cache_folder import CacheFolder
 from .index_writer import PAGE_RECORD, RECORD, IndexWriter
@@ -27,7 +27,7 @@ from .write_batch import NO_POSITION, WriteBatch
 
 UNKNOWN: Final = 0
 
-_logger = logging.getLogger("kv_cache_manager_v2")
+_logger: Final = PackageLog("kv_cache_manager_v2")
 
 
 @final

@@ -1,14 +1,15 @@
 """The files of a durable level's index, read: the newest whole snapshot, and then all logs from its number on."""
 
-import logging
 import os
+from typing import Final
 
+from ..base.package_log import PackageLog
 from ..device.file_bytes import read_file
 from ..device.file_port import FilePort
 from .index_state import IndexState
 from .record_format import MAGIC, BadRecordError, split_frames
 
-_logger = logging.getLogger("kv_cache_manager_v2")
+_logger: Final = PackageLog("kv_cache_manager_v2")
 
 
 def number_of(name: str) -> int:

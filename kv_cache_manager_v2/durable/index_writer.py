@@ -9,7 +9,6 @@ put records into a queue whose calls are single C calls, so a caller may be inte
     closed    -
 """
 
-import logging
 import os
 import sys
 import time
@@ -22,6 +21,7 @@ from typing import Final, final
 from mypy_extensions import mypyc_attr
 
 from ..base.errors import LogicError, OutOfMemoryError
+from ..base.package_log import PackageLog
 from ..device.exit_drain import Drained, drain_at_exit, forget_at_exit
 from ..device.slot_watch import SlotWatch
 from .cache_folder import CacheFolder
@@ -37,7 +37,7 @@ _MOST_RECORDS: Final = 4096
 """In one frame."""
 _WATCH_SECONDS: Final = 0.05
 
-_logger = logging.getLogger("kv_cache_manager_v2")
+_logger: Final = PackageLog("kv_cache_manager_v2")
 
 
 @final

@@ -20,7 +20,6 @@ broken connection, or `forget_peer`. A step of a sequence that writes into a blo
 """
 
 import json
-import logging
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -30,6 +29,7 @@ from ..base.checks import to_int, to_list, to_text
 from ..base.errors import LogicError
 from ..base.handle import Handle
 from ..base.ids import LayerId
+from ..base.package_log import PackageLog
 from ..config.model_id import ModelId
 from ..device.monotonic_clock import MonotonicClock
 from ..manager.kv_cache import KVCache, SequenceStatus
@@ -41,7 +41,7 @@ from .page_offer import HEAD_LAYOUTS, READ, WRITE, PageOffer, RangePlan, Ranges
 from .transfer import Link, Transfer, TransferState
 from .transfer_engine import CopyState, PeerGone, TransferEngine
 
-_logger = logging.getLogger("kv_cache_manager_v2")
+_logger: Final = PackageLog("kv_cache_manager_v2")
 
 _HEART_BEATS_PER_LEASE: Final = 6
 _ALL_THERE: Final = "all bytes are there"

@@ -9,7 +9,6 @@ Most decode steps change nothing: a request goes to the manager only where a blo
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -18,6 +17,7 @@ from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.metrics.stats import PrefixCacheStats
 
+from ..base.package_log import PackageLog
 from ..events.kv_cache_event import KVCacheEvent as ManagerEvent
 from ..manager.kv_cache import KVCache
 from ..publishing import wire_event
@@ -25,7 +25,7 @@ from ..publishing.wire_translator import WireTranslator
 from ..reuse.reuse_scope import ReuseScope
 from .vllm_pool import LayerPool
 
-_logger = logging.getLogger("kv_cache_manager_v2")
+_logger: Final = PackageLog("kv_cache_manager_v2")
 
 
 class BlockIds(KVCacheBlocks):

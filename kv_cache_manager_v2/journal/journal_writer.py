@@ -9,13 +9,13 @@ ends, and `error` says why; what was written so far can be read up to its last w
 A forked child writes nothing: the file, and what the buffer had at the fork, are its parent's.
 """
 
-import logging
 import os
 from typing import BinaryIO, Final, final
 
 from librt.strings import BytesWriter
 from mypy_extensions import i64, mypyc_attr, u8
 
+from ..base.package_log import PackageLog
 from ..storage.decision_digest import DecisionDigest
 from .journal_format import (
     DIGEST,
@@ -30,7 +30,7 @@ from .journal_format import (
 )
 
 _FLUSH_BYTES: Final = 1 << 16
-_logger = logging.getLogger("kv_cache_manager_v2")
+_logger: Final = PackageLog("kv_cache_manager_v2")
 
 
 @final

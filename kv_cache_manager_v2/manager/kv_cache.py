@@ -12,7 +12,6 @@ anything changes, lets a module of `sequence` work on the `SequenceState`, and r
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from enum import Enum
 from types import TracebackType
@@ -27,6 +26,7 @@ from ..base.finalizers import report_failure, warn_of_leak
 from ..base.given import Given
 from ..base.handle import Handle
 from ..base.ids import DEFAULT_BEAM_INDEX, GPU_LEVEL, PageIndexMode, TokenIdExt
+from ..base.package_log import PackageLog
 from ..base.ranges import HalfOpenRange
 from ..journal.journal_format import BEAM_WIDTH, FORK, PREFETCH, RESERVE, REWIND, SCRATCH, STOP, STREAM, SUSPEND
 from ..layout.scratch_desc import ScratchDesc
@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     from ..reuse.token_forms import Tokens
     from .kv_cache_manager import KVCacheManager
 
-_logger = logging.getLogger("kv_cache_manager_v2")
+_logger: Final = PackageLog("kv_cache_manager_v2")
 _MAX_BEAM_WIDTH: Final = 2**16
 """More than any search uses: each beam has tables of its own, so a number that was meant for something else would fill the memory."""
 

@@ -22,7 +22,6 @@ parts below do the work, and records itself. One caller at a time, but for calls
 from __future__ import annotations
 
 import gc
-import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -50,6 +49,7 @@ from ..base.ids import (
     MemAddress,
     PageIndexMode,
 )
+from ..base.package_log import PackageLog
 from ..base.process_bound import bind_to_process, release_from_process
 from ..config.config_codec import encode_config
 from ..config.eviction_policy import EvictionPolicy
@@ -125,7 +125,7 @@ from .usage_reports import UsageReports
 if TYPE_CHECKING:
     from ..reuse.token_forms import Tokens
 
-_logger = logging.getLogger("kv_cache_manager_v2")
+_logger: Final = PackageLog("kv_cache_manager_v2")
 _MAX_SECONDS: Final = 1e9
 _MOST_POSITIONS: Final = 2**16
 """Of ``snapshot_positions``: more snapshots than any sequence keeps; a range that was meant for something else would fill the memory."""

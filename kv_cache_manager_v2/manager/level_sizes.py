@@ -1,12 +1,12 @@
 """The sizes of the cache levels while they are in use, and how pool groups share them."""
 
-import logging
 from typing import Final, SupportsIndex, final
 
 from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.checks import to_int
+from ..base.package_log import PackageLog
 from ..config.cache_tier_config import compute_max_quota
 from ..config.manager_config import KVCacheManagerConfig
 from ..layout.sizing import compute_min_slot_counts, compute_slots_bytes, describe_slots, plan_new_slot_counts
@@ -23,7 +23,7 @@ from ..storage.refusal import Refusal
 from .open_sequences import OpenSequences
 from .room_moves import RoomMove, RoomMoves
 
-_logger = logging.getLogger("kv_cache_manager_v2")
+_logger: Final = PackageLog("kv_cache_manager_v2")
 _MICROSECONDS: Final = 1_000_000
 _TRIES: Final = 12
 """How often `best_efforts` halves what it asks the device for."""

@@ -6,16 +6,16 @@ PENDING    the last release -> CLOSED
 CLOSED     none; the storage is closed, and the device if the manager made it
 """
 
-import logging
 from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
+from ..base.package_log import PackageLog
 from ..device.port import Device
 from ..storage.page_mover import PageMover
 from ..storage.page_storage import PageStorage
 
-_logger = logging.getLogger("kv_cache_manager_v2")
+_logger: Final = PackageLog("kv_cache_manager_v2")
 
 
 @final

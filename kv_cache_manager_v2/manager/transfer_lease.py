@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import logging
 from types import TracebackType
 from typing import Final, SupportsIndex, final
 
@@ -18,13 +17,14 @@ from ..base.checks import to_int
 from ..base.errors import LogicError
 from ..base.finalizers import report_failure, warn_of_leak
 from ..base.handle import Handle
+from ..base.package_log import PackageLog
 from ..journal.journal_format import SETTLE
 from ..sequence.sequence_state import NO_TIMELINE
 from ..sequence.shared_state import SharedState
 from ..sequence.stream_handle import to_stream
 from ..sequence.transfer_leases import TransferLeaseState
 
-_logger = logging.getLogger("kv_cache_manager_v2")
+_logger: Final = PackageLog("kv_cache_manager_v2")
 
 
 @final

@@ -19,7 +19,6 @@ manager drops the oldest. Then a sequence number is skipped, so that consumers s
 from __future__ import annotations
 
 import errno
-import logging
 import threading
 import time
 import uuid
@@ -35,6 +34,7 @@ from ..base.errors import LogicError
 from ..base.given import Given
 from ..base.handle import Handle
 from ..base.missing_package import missing_package
+from ..base.package_log import PackageLog
 from ..events.event_manager import KVCacheEventManager
 from .replay_buffer import PublishedBatch, ReplayBuffer
 from .shared_copies import SharedBlocks, SharedChange
@@ -53,7 +53,7 @@ _MAX_REQUESTS_AT_ONCE: Final = 16
 _LEAST_HEARTBEAT: Final = 0.01
 _MOST_HEARTBEAT: Final = 3600.0
 
-_logger = logging.getLogger("kv_cache_manager_v2")
+_logger: Final = PackageLog("kv_cache_manager_v2")
 
 
 @final

@@ -7,13 +7,13 @@ slots of the caller's, on a stream of its own; where those are short, the path's
     slots     in `free`  -> taken by a path in `paths` -> with who takes the path -> back in `free`
 """
 
-import logging
 from typing import Final, final
 
 from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.ids import TokenIdExt
+from ..base.package_log import PackageLog
 from ..layout.registry import LifeCycleRegistry
 from ..storage.drop_watch import DropWatch
 from ..storage.page_rows import LOW_MASK, NO_PAGE, PLACE, ROW_WORDS, level_of_place
@@ -24,7 +24,7 @@ from .radix_tree import RadixTree
 from .reuse_scope import ReuseScope
 from .token_packing import has_digest, unpack_tokens
 
-_logger = logging.getLogger("kv_cache_manager_v2")
+_logger: Final = PackageLog("kv_cache_manager_v2")
 
 _NO_WINDOW: Final = 0
 

@@ -28,7 +28,6 @@ In a process that was forked from the manager's own the guard is *foreign*: ever
     BROKEN    none
 """
 
-import logging
 import os
 import sys
 from abc import ABCMeta, abstractmethod
@@ -42,6 +41,7 @@ from ..base.build_mode import is_compiled
 from ..base.call_door import CallDoor
 from ..base.change_count import ChangeCount
 from ..base.errors import BusyError, CorruptedError, LogicError
+from ..base.package_log import PackageLog
 from ..device.stream_order import StreamOrder
 from ..journal.call_records import CallRecords
 
@@ -50,7 +50,7 @@ _NOT_IDLE: Final = 1
 _PACKAGE: Final = __name__.rpartition(".sequence.")[0] + "."
 _FACADES: Final = (_PACKAGE + "manager.", _PACKAGE + "kernels.")
 """Folders of the public calls."""
-_logger = logging.getLogger("kv_cache_manager_v2")
+_logger: Final = PackageLog("kv_cache_manager_v2")
 
 
 @mypyc_attr(native_class=True, allow_interpreted_subclasses=True)

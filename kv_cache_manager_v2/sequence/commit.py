@@ -4,11 +4,12 @@ If the tree already has the block, ours is released in favour of the published o
 over the published page, after waiting for its writer, and free ours, or add ours where the published block lacks one.
 """
 
-import logging
+from typing import Final
 
 from mypy_extensions import i32, i64
 
 from ..base.ids import GPU_LEVEL
+from ..base.package_log import PackageLog
 from ..device.stream_order import NO_POINT
 from ..reuse.block import Block
 from ..reuse.token_packing import TOKEN_BYTES
@@ -25,7 +26,7 @@ from .snapshots import publish_snapshot, stage_snapshot
 from .twins import keep_own_pages
 from .window_move import move_windows
 
-_logger = logging.getLogger("kv_cache_manager_v2")
+_logger: Final = PackageLog("kv_cache_manager_v2")
 
 
 def commit_token(state: SequenceState, token: i32) -> None:

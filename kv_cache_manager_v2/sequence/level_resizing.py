@@ -12,13 +12,13 @@ Where a step is refused, by the device or for want of memory, what was done so f
 old number of slots. Pages that have moved stay where they are, and their sequences know.
 """
 
-import logging
 from collections.abc import Sequence
 from typing import Final, final
 
 from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
+from ..base.package_log import PackageLog
 from ..device.stream_order import NO_POINT
 from ..storage.page_bytes import clear_slots
 from ..storage.pool_resizer import NOT_MOVED, PoolResizer
@@ -27,7 +27,7 @@ from .beams import list_beams
 from .sequence_state import NO_TIMELINE, SequenceState
 from .shared_state import SharedState
 
-_logger = logging.getLogger("kv_cache_manager_v2")
+_logger: Final = PackageLog("kv_cache_manager_v2")
 
 
 def find_leased_beyond(shared: SharedState, pool_group: i64, num_slots: i64) -> int | None:

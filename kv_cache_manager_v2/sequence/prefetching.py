@@ -1,10 +1,12 @@
 """Prefetching: pages of a suspended sequence, or of cached blocks, are onboarded before they are needed."""
 
-import logging
 
 from librt.vecs import vec
+from typing import Final
+
 from mypy_extensions import i64
 
+from ..base.package_log import PackageLog
 from ..reuse.block import Block
 from ..storage.page_removal import settle_reads
 from ..storage.onboarding import OnboardList
@@ -14,7 +16,7 @@ from .residency import list_pages
 from .sequence_state import SequenceState
 from .shared_state import SharedState
 
-_logger = logging.getLogger("kv_cache_manager_v2")
+_logger: Final = PackageLog("kv_cache_manager_v2")
 
 
 def try_prefetch(state: SequenceState, level: i64) -> bool:

@@ -11,13 +11,14 @@ block is a partial one, made for the snapshot if it is not there: its siblings m
     thin       too many on the path: one without holds is dropped
 """
 
-import logging
+from typing import Final
 
 from mypy_extensions import i64
 
 from ..storage.page_removal import drop
 from ..base.errors import PageMoveError
 from ..base.ids import GPU_LEVEL, PRIORITY_DEFAULT
+from ..base.package_log import PackageLog
 from ..events.removal_cause import CAPACITY, SUPERSEDED
 from ..reuse.block import Block
 from ..stats.usage_counters import find_page_counters
@@ -27,7 +28,7 @@ from .recurrent_state import live_block
 from .sequence_state import NO_TIMELINE, SequenceState
 from .snapshot_plan import SnapshotPlan
 
-_logger = logging.getLogger("kv_cache_manager_v2")
+_logger: Final = PackageLog("kv_cache_manager_v2")
 
 
 def stage_snapshot(state: SequenceState, position: i64, is_end: bool) -> Block | None:

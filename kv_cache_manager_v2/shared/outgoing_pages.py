@@ -8,10 +8,10 @@
 What costs the caller: which pages there are, their tokens, one call of the device. Where staging slots are short, pages are dropped.
 """
 
-import logging
 from typing import Final
 
 from ..base.ids import TokenIdExt
+from ..base.package_log import PackageLog
 from ..device.port import Device
 from ..layout.registry import LifeCycleRegistry
 from ..manager.kv_cache import KVCache
@@ -28,7 +28,7 @@ from .staging_slots import StagingSlots
 from .store_tasks import RecordSpace, StoreTask
 from .store_workers import STORES, StoreWorkers
 
-_logger = logging.getLogger("kv_cache_manager_v2")
+_logger: Final = PackageLog("kv_cache_manager_v2")
 
 
 class OutgoingPages:

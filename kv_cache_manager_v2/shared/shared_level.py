@@ -17,7 +17,6 @@ The threads are those of `StoreWorkers`. A manager without a shared level knows 
 
 from __future__ import annotations
 
-import logging
 import math
 from types import TracebackType
 from typing import Any, Final
@@ -25,6 +24,7 @@ from typing import Any, Final
 from ..base.checks import to_count, to_number
 from ..base.errors import LogicError
 from ..base.ids import BAD_PAGE_INDEX, CacheTier, TokenIdExt
+from ..base.package_log import PackageLog
 from ..config.model_id import ModelId
 from ..device.checksum import require_xxhash
 from ..layout.registry import LifeCycleRegistry
@@ -57,7 +57,7 @@ ON_EVICTION: Final = "eviction"
 OFF: Final = "off"
 WRITE_POLICIES: Final = (ON_COMMIT, ON_SECOND_HIT, ON_EVICTION, OFF)
 
-_logger = logging.getLogger("kv_cache_manager_v2")
+_logger: Final = PackageLog("kv_cache_manager_v2")
 
 
 class SharedLevel(SharedSource):

@@ -1,10 +1,10 @@
 """What the threads of a shared level do: look names up, load pages and verify them, store pages."""
 
-import logging
 from collections.abc import Callable
 from typing import Final
 
 from ..base.ids import TokenIdExt
+from ..base.package_log import PackageLog
 from ..reuse.reuse_scope import ReuseScope
 from .block_names import BlockName, NameChain, name_blocks, name_root
 from .hash_ring import HashRing
@@ -20,7 +20,7 @@ from .store_workers import EndpointCalls, Task
 _LEAST_PART: Final = 4
 """Pages: fewer are not divided."""
 
-_logger = logging.getLogger("kv_cache_manager_v2")
+_logger: Final = PackageLog("kv_cache_manager_v2")
 
 
 class RecordSpace:

@@ -6,7 +6,6 @@ them; at exit they are told to stop, and are waited for half a second. A forked 
 """
 
 import atexit
-import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from threading import Thread
 from time import monotonic
 from typing import Final
 
+from ..base.package_log import PackageLog
 from .circuit_breaker import CircuitBreaker
 from .shared_statistics import KINDS, SharedCounters
 from .shared_store import REFUSED, SharedStore, StoreConnection, StoreError, StoreFullError, store_error
@@ -27,7 +27,7 @@ _EXIT_SECONDS: Final = 0.5
 _CLOSE_SECONDS: Final = 2.0
 _FULL_SECONDS: Final = 1.0
 
-_logger = logging.getLogger("kv_cache_manager_v2")
+_logger: Final = PackageLog("kv_cache_manager_v2")
 
 
 class Task(ABC):

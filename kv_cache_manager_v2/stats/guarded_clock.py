@@ -1,6 +1,5 @@
 """A user's clock that is read in the middle of calls: whatever it raises or returns, the call goes on."""
 
-import logging
 import math
 from _thread import interrupt_main
 from typing import Any, ClassVar, Final, final
@@ -8,10 +7,11 @@ from typing import Any, ClassVar, Final, final
 from mypy_extensions import mypyc_attr
 
 from ..base.checks import shown
+from ..base.package_log import PackageLog
 from .statistics_clock import StatisticsClock
 
 NEVER: Final = -math.inf
-_logger = logging.getLogger("kv_cache_manager_v2")
+_logger: Final = PackageLog("kv_cache_manager_v2")
 
 
 @final

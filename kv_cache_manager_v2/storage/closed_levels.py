@@ -12,17 +12,17 @@ A disk is looked at where room is planned, never between a plan and its executio
 device's error is: managers with equal calls may decide differently after one.
 """
 
-import logging
 from typing import Final, final
 
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.ids import CacheTier
+from ..base.package_log import PackageLog
 from ..device.port import Device
 from ..pools.pool_group import PoolGroup
 
 _READ_ONLY: Final = "it is read-only"
-_logger = logging.getLogger("kv_cache_manager_v2")
+_logger: Final = PackageLog("kv_cache_manager_v2")
 
 
 @final

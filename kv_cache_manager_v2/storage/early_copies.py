@@ -10,13 +10,13 @@ process needs of a prefix is there before what comes behind it. A request to a d
 off until there are `MOST_PUT_OFF`, or until no sequence is active.
 """
 
-import logging
 from typing import Final, final
 
 from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.errors import PageMoveError
+from ..base.package_log import PackageLog
 from ..events.removal_cause import CAPACITY
 from .page_rows import NO_PAGE, PLACE, ROW_WORDS, WordColumn, level_of_place, priority_of_place
 from .page_storage import PageStorage
@@ -25,7 +25,7 @@ from .slot_reclaimer import SlotReclaimer
 MOST_PUT_OFF: Final = 64
 """Pages that wait for others."""
 
-_logger = logging.getLogger("kv_cache_manager_v2")
+_logger: Final = PackageLog("kv_cache_manager_v2")
 
 
 @final

@@ -8,19 +8,19 @@ back, on a stream of the filler's own, after all that used it; the next owner th
 its next owner's bytes already (`keep`).
 """
 
-import logging
 from typing import Final, final
 
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.ids import CacheTier
+from ..base.package_log import PackageLog
 from ..device.port import Device
 from ..device.stream_order import StreamOrder
 from ..pools.pool_group import PoolGroup
 from .debug_fill import DebugFill
 
 _NO_TIMELINE: Final = -1
-_logger = logging.getLogger("kv_cache_manager_v2")
+_logger: Final = PackageLog("kv_cache_manager_v2")
 
 
 def clear_at_start(device: Device, pool_groups: list[PoolGroup]) -> None:

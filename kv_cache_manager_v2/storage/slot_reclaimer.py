@@ -19,13 +19,13 @@ Where all levels are LEARNED (`PageStorage.has_one_order`) and those below are f
 one written over a clean copy of another page if it would be the one to be dropped.
 """
 
-import logging
 from typing import Final, final
 
 from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.errors import PageMoveError
+from ..base.package_log import PackageLog
 from ..device.stream_order import NO_POINT, StreamOrder
 from ..events.removal_cause import CAPACITY
 from ..stats.page_counters import PageCounters
@@ -40,7 +40,7 @@ from .page_rows import LOW_MASK, NO_PAGE
 from .page_storage import GPU, PageStorage
 from .victim_queue import NO_VICTIM
 
-_logger = logging.getLogger("kv_cache_manager_v2")
+_logger: Final = PackageLog("kv_cache_manager_v2")
 
 _DROP: Final = 0
 _STOP: Final = -1

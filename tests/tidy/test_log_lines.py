@@ -10,6 +10,8 @@ LEVELS: Final = {name: name.upper() for name in ("debug", "info", "warning", "er
 PLACEHOLDER: Final = re.compile(r"%[sdr]")
 ROW: Final = re.compile(r"^\| ([A-Z]\w+) \| `([^`]+)` \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
 VALUE: Final = "..."
+LOG: Final = "kv_cache_manager_v2/base/package_log.py"
+LOG_OF_THE_USER: Final = "kv_cache_manager_v2/metrics/statistics_log.py"
 
 
 def message_of(text: ast.expr, values: list[ast.expr], source: Source) -> str:
@@ -48,7 +50,7 @@ def logged_in(source: Source) -> list[tuple[str, str]]:
 
 
 def test_every_line_is_explained() -> None:
-    logged = {line for source in package_sources() for line in logged_in(source)}
+    logged = {line for source in package_sources() if source.name != LOG for line in logged_in(source)}
     assert len(logged) > 30
     rows = ROW.findall((ROOT / "docs" / "operations.md").read_text(encoding="utf-8").partition("## Log lines")[2])
     listed = {(level, message) for level, message, _, _ in rows}
@@ -58,13 +60,15 @@ def test_every_line_is_explained() -> None:
 
 
 def test_loggers_have_one_name_and_messages_are_found() -> None:
-    """The rule above looks at `_logger`, so no logger may have another name; and it sees each form of a message."""
+    """The rule above looks at `_logger`, so no logger may have another name; and it sees each form of a message. All but the user's own are
+    a `PackageLog`, as filters and handlers may raise."""
     for source in package_sources():
+        if source.folder in ("testing", "replay") or source.name in (LOG, LOG_OF_THE_USER):
+            continue
+        assert "logging.getLogger" not in source.text, source.name
         for node in ast.walk(source.tree):
-            if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None and "logging.getLogger" in ast.unparse(node.value):
-                target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-                if source.folder not in ("testing", "replay"):
-                    assert ast.unparse(target).endswith("_logger"), source.at(node)
+            if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None and "PackageLog(" in ast.unparse(node.value):
+                assert isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "_logger", source.at(node)
     source = Source.__new__(Source)
     text = 'x = f"page {n} is gone"\n_logger.error("%s", x)\n_logger.log(level, "%s of %d", a, b)\nwarn_of_leak("lost")\n'
     source.__dict__.update(name="x", tree=ast.parse(text + 'other.error("no")\n'))
