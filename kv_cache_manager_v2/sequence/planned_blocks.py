@@ -141,6 +141,13 @@ class PlannedBlocks:
             else:
                 below[planned.key] = planned
 
+    def show(self, planned: PlannedBlock, anchor: Block | None, above: PlannedBlock | None) -> None:
+        """It is hidden, and what it is below, one of the two, has none with its key any more."""
+        del self._hidden[int(planned.block.first_page)]
+        planned.anchor = anchor
+        planned.above = None if anchor is not None else above
+        self._link(planned)
+
     def remove(self, planned: PlannedBlock, published: Block | None) -> None:
         """It is published, as that block, and what is below it stays; or it is taken back, and nothing is below it any more."""
         self.num_blocks -= 1

@@ -69,21 +69,34 @@ def validate_planned_tokens(state: SequenceState, packed: bytes, call: str) -> N
 
 
 def validate_offered_tokens(state: SequenceState, packed: bytes) -> None:
-    """The tokens, which follow the committed ones, are those that the sequence has offered before, where it has."""
+    """The tokens, which follow the committed ones, are those that the sequence has offered before, where it has; also in the blocks that
+    others had published by then, as what is offered is below these."""
     links = state.planned
     if links is None:
         return
-    block_bytes = state.shared.tree.block_bytes
+    tree = state.shared.tree
+    block_bytes = tree.block_bytes
     text = state.tail.packed() + packed
     first = state.num_published + len(links.read)
+    checked = first
     for planned in links.offered:
-        begin = (planned.ordinal - first) * block_bytes
-        piece = text[begin : begin + block_bytes]
-        if not planned.key.startswith(piece):
-            raise ValueError(
-                f"sequence {state.id}: other tokens than it has planned for block {planned.ordinal} (tokens from "
-                f"{planned.ordinal * state.shared.tokens_per_block} on); resize() to a smaller capacity takes planned tokens back"
-            )
+        block = planned.anchor
+        ordinal = planned.ordinal - 1
+        while block is not None and ordinal >= checked:
+            _require_planned(state, text, tree.key_of(block), ordinal, (ordinal - first) * block_bytes)
+            block = block.parent
+            ordinal -= 1
+        checked = planned.ordinal + 1
+        _require_planned(state, text, planned.key, planned.ordinal, (planned.ordinal - first) * block_bytes)
+
+
+def _require_planned(state: SequenceState, text: bytes, key: bytes, ordinal: i64, begin: i64) -> None:
+    """The text has the key at ``begin``, as far as it goes."""
+    if not key.startswith(text[begin : begin + state.shared.tree.block_bytes]):
+        raise ValueError(
+            f"sequence {state.id}: other tokens than it has planned for block {ordinal} (tokens from "
+            f"{ordinal * state.shared.tokens_per_block} on); resize() to a smaller capacity takes planned tokens back"
+        )
 
 
 def refuse_other_stream(state: SequenceState, stream: int) -> bool:

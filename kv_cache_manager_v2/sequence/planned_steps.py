@@ -45,6 +45,8 @@ def offer(state: SequenceState, packed: bytes) -> i64:
         ordinal = above.ordinal + 1
     position: i64 = 0
     num_offered: i64 = 0
+    next_own: i64 = 0
+    is_shown = False
     while position + block_bytes <= len(text):
         key = text[position : position + block_bytes]
         child = None if node is None else tree.find_child(node, key)
@@ -52,7 +54,21 @@ def offer(state: SequenceState, packed: bytes) -> i64:
         if planned is not None and planned.writer is not state:
             # What is behind it is of use only once that sequence has committed.
             break
-        if child is None and planned is None:
+        while next_own < len(links.offered) and links.offered[next_own].ordinal < ordinal:
+            next_own += 1
+        if next_own < len(links.offered) and links.offered[next_own].ordinal == ordinal:
+            own = links.offered[next_own]
+            if planned is not own:
+                if child is not None:
+                    # It is hidden, and stays so.
+                    break
+                # What had its place was taken back.
+                shared.planned.show(own, node, above)
+                planned = own
+                is_shown = True
+            if is_shown:
+                num_offered += 1
+        elif child is None and planned is None:
             planned = PlannedBlock(state.blocks[ordinal], state, ordinal, key, node, None if node is not None else above)
             shared.planned.add(planned)
             links.offered.append(planned)
