@@ -537,10 +537,11 @@ class KVCache(Handle):
         """Offer the tokens that this sequence computes in this step to sequences that are created before it commits them.
 
         ``tokens`` continue the committed ones and end within the capacity; what is offered are the full blocks among them that are not
-        in the tree and that no other sequence has planned. Returns how many tokens these are; 0 for a model with recurrent layers. Call
-        it between the `resize` for the step and the step's kernels. A sequence that is created now may match planned blocks
-        (`MatchedTokens.planned_tokens`): it may read them in the same step, on the same stream, behind this sequence's writes of
-        the same layer; its first `commit` comes after the `commit` here that fills them, and is a `LogicError` before.
+        in the tree and that no other sequence has planned, up to the last one behind which every window has pages: those of scratch
+        slots have none. Returns how many tokens these are; 0 for a model with recurrent layers. Call it between the `resize` for the
+        step and the step's kernels. A sequence that is created now may match planned blocks (`MatchedTokens.planned_tokens`): it may
+        read them in the same step, on the same stream, behind this sequence's writes of the same layer; its first `commit` comes
+        after the `commit` here that fills them, and is a `LogicError` before.
 
         Only the planned tokens can be committed then. `suspend`, `close`, `rewind`, `stop_committing`, or a smaller capacity take back
         what is not committed: calls of its readers raise `PlannedTokensLost`. `ValueError` for tokens out of range, without

@@ -188,6 +188,11 @@ class Matcher:
                 ordinal -= 1
         return NONE_MISSING
 
+    @property
+    def is_windowed(self) -> bool:
+        """Whether some layers have a window."""
+        return len(self._windowed_cycles) > 0
+
     def has_windows(self, blocks: list[Block], num_blocks: i64, num_tokens: i64) -> bool:
         """Whether the first ``num_blocks`` blocks have all pages that windowed life cycles need at that history."""
         return self._find_missing(blocks, num_blocks, num_tokens) == NONE_MISSING

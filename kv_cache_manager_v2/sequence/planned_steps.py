@@ -43,11 +43,12 @@ def offer(state: SequenceState, packed: bytes) -> i64:
         node = None
         above = links.read[len(links.read) - 1]
         ordinal = above.ordinal + 1
+    end = _count_matchable(state, node, above, ordinal, text) * block_bytes
     position: i64 = 0
     num_offered: i64 = 0
     next_own: i64 = 0
     is_shown = False
-    while position + block_bytes <= len(text):
+    while position < end:
         key = text[position : position + block_bytes]
         child = None if node is None else tree.find_child(node, key)
         planned = shared.planned.find(node, above, key)
@@ -83,6 +84,27 @@ def offer(state: SequenceState, packed: bytes) -> i64:
         state.planned = links
         _record_end(state)
     return num_offered * shared.tokens_per_block
+
+
+def _count_matchable(state: SequenceState, node: Block | None, above: PlannedBlock | None, ordinal: i64, text: bytes) -> i64:
+    """How many of the text's whole blocks a prompt may match: up to the last one behind which every window has pages, as blocks that the
+    step computes in scratch slots have none."""
+    shared = state.shared
+    block_bytes = shared.tree.block_bytes
+    num_blocks = len(text) // block_bytes
+    if not shared.matcher.is_windowed:
+        return num_blocks
+    blocks = state.blocks[: ordinal + num_blocks]
+    at: i64 = 0
+    while at < num_blocks and node is not None:
+        # What is published is matched by the published block.
+        child = shared.tree.find_child(node, text[at * block_bytes : (at + 1) * block_bytes])
+        if child is not None:
+            blocks[ordinal + at] = child
+        node = child
+        at += 1
+    matchable = shared.matcher.count_with_windows(blocks, ordinal + num_blocks) - ordinal
+    return matchable if matchable > 0 else 0
 
 
 def _expect_writes(state: SequenceState, planned: PlannedBlock) -> None:

@@ -243,6 +243,20 @@ def test_scratch_blocks_are_not_matched() -> None:
         close_all(manager, writer)
 
 
+@pytest.mark.parametrize("windows", [[None, 3], [3], [None, 8], [None, 1], [5, 8]], ids=str)
+@pytest.mark.parametrize("num_tokens", [30, 32, 33, 62, 64])
+def test_as_many_tokens_are_planned_as_some_prompt_matches(windows: list[int | None], num_tokens: int) -> None:
+    """Whichever blocks the step computes in scratch slots: a scheduler that goes by the number waits for no more than there will be."""
+    tokens = list(range(num_tokens))
+    with manager_of(windows, swa_scratch_reuse=SwaScratchReuseConfig(max_rewind_len=0)) as manager:
+        writer = manager.create_kv_cache(input_tokens=tokens)
+        assert writer.resume() and writer.resize(num_tokens)
+        num_planned = writer.publish_planned(tokens)
+        matches = [manager.probe_reuse(input_tokens=tokens[:end] + [99], include_planned=True) for end in range(num_tokens + 1)]
+        assert num_planned == max(matches)
+        close_all(manager, writer)
+
+
 def test_digests_are_planned_like_ids() -> None:
     tokens: list[Any] = [1, b"image", 3, 4, 5, b"other", 7, 8]
     with manager_of() as manager:

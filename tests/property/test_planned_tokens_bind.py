@@ -16,7 +16,6 @@ from kv_cache_manager_v2 import (
     LayerId,
     LogicError,
     PlannedTokensLost,
-    SequenceStatus,
 )
 
 TOKENS_PER_BLOCK = 2
