@@ -310,6 +310,7 @@ class KVCache(Handle):
             serial = self._open_sequences.next_serial
             sequence_id = serial if id is None else to_int(id, "id")
             validate_fork(state, "fork")
+            self._open_sequences.require_room(state.shared, 1, "fork()")
             if state.has_beams:
                 raise LogicError(f"sequence {state.id}: fork() with {len(state.beams) + 1} beams; set beam_width to 1 first")
             if len(state.state_blocks) > 0 and len(state.arrivals) > 0:
@@ -623,6 +624,7 @@ class KVCache(Handle):
                 raise ValueError("beam_width is 0; a sequence has at least one beam")
             if width > _MAX_BEAM_WIDTH:
                 raise ValueError(f"beam_width is {width}; a sequence has at most {_MAX_BEAM_WIDTH} beams")
+            self._open_sequences.require_room(state.shared, width - len(state.beams) - 1, f"beam_width = {width}")
             if change_width(state, width):
                 journal.record(BEAM_WIDTH, state.serial, width)
 
@@ -675,6 +677,7 @@ class KVCache(Handle):
                 raise ValueError(f"sequence {state.id}: begin_block is {begin} and end_block {end}; there are {state.num_blocks} blocks")
             if end > state.num_published:
                 require_unplanned(state, "reserve_transfer")
+            self._open_sequences.require_room(state.shared, 1, "reserve_transfer()")
             if len(state.arrivals) > 0:
                 # The other side's work is behind this stream, which must be behind the pages.
                 page_arrivals.await_arrivals(state)

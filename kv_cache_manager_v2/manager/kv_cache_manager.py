@@ -504,6 +504,7 @@ class KVCacheManager(Handle):
             self._require_open()
             scope = to_scope(reuse_scope)
             shared = self._shared
+            self._open_sequences.require_room(shared, 1, "create_kv_cache()")
             serial = self._open_sequences.next_serial
             sequence_id = serial if id is None else to_int(id, "id")
             _validate_callback(custom_priority_callback)

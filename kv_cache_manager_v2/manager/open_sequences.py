@@ -8,8 +8,9 @@ leaves a state without a handle, which `close_forgotten` finds.
 from typing import Final, final
 
 import rawref
-from mypy_extensions import mypyc_attr
+from mypy_extensions import i64, mypyc_attr
 
+from ..base.errors import LogicError
 from ..introspect.invariants import check_invariants
 from ..sequence import commit as commit_steps
 from ..sequence import page_arrivals, residency
@@ -18,6 +19,9 @@ from ..sequence.rewinding import reopen
 from ..sequence.sequence_state import CLOSED, SequenceState
 from ..sequence.shared_state import SharedState
 from ..sequence.usage_recorder import UsageRecorder, record_close
+
+MOST_USERS: Final = 500_000
+"""Beams of open sequences, and open leases: all may share one page, whose row counts 524,287."""
 
 
 @final
@@ -44,6 +48,15 @@ class OpenSequences:
     def next_serial(self) -> int:
         """Serial of the next sequence: how many there were before it."""
         return self._next_serial
+
+    def require_room(self, shared: SharedState, num_more: i64, call: str) -> None:
+        """`LogicError` where so many more beams and leases would be more than there may be."""
+        num_users = len(self._states) + shared.num_further_beams + len(shared.leases)
+        if num_users + num_more > MOST_USERS:
+            raise LogicError(
+                f"{call} with {num_users} beams of open sequences and leases: {num_more} more would be over {MOST_USERS}, the most that a "
+                f"manager has at once; close some first"
+            )
 
     def add(self, state: SequenceState, handle: object) -> None:
         self._next_serial = state.serial + 1

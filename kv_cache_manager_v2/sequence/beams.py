@@ -43,6 +43,7 @@ def add_beam(state: SequenceState) -> bool:
     beam.snapshot_plan = None
     beam.retention = None
     state.beams.append(beam)
+    state.shared.num_further_beams += 1
     state.has_beams = True
     state.next_slow_capacity = 0
     return True

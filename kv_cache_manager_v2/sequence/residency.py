@@ -501,6 +501,7 @@ def close_beams(state: SequenceState, width: i64) -> None:
         settle_arrivals(state)
     while len(state.beams) + 1 > width:
         close(state.beams.pop())
+        state.shared.num_further_beams -= 1
     state.has_beams = len(state.beams) > 0
 
 

@@ -80,6 +80,7 @@ class SharedState:
         "max_rewind_len",
         "least_scratch_step",
         "uses_priorities",
+        "num_further_beams",
         "journal",
         "is_recording",
         "watch",
@@ -138,6 +139,8 @@ class SharedState:
     max_rewind_len: Final[i64]
     least_scratch_step: i64
     """A step of fewer input tokens has no scratch block in any life cycle."""
+    num_further_beams: i64
+    """Of all open sequences, beside one beam each."""
     uses_priorities: bool
     """Whether some sequence gave a priority callback: without one all pages have the default priority."""
     journal: Final[CallRecords]
@@ -213,6 +216,7 @@ class SharedState:
         self.max_rewind_len = scratch_reuse.max_rewind_len if scratch_reuse is not None else 0
         self.least_scratch_step = self._compute_least_scratch_step()
         self.uses_priorities = False
+        self.num_further_beams = 0
         self.journal = journal
         self.is_recording = isinstance(journal, CallJournal)
         self.watch = None
