@@ -36,14 +36,15 @@ present ones where it said to keep them.
     STOP        serial, hint                                     returned
     STREAM      serial, stream                                   returned
     SCRATCH     serial, enabled (0 / 1)                          returned
-    FORK        serial of the parent; the child gets the next    returned
+    FORK        serial of the parent, result (0 / 1); the child  returned, or was refused for want of a slot
+                gets the next serial
     PLAN_DROP   serial; plans are numbered from 0 on             returned a plan
     DROP        number of the plan                               returned
     CANCEL_DROP number of the plan                               returned, or a forgotten plan was cancelled
     COMMIT_TREE serial, heads, count, positions, tokens          returned
     RESERVE     serial, first block, end; leases are numbered    returned
     SETTLE      number of the lease, stream + 1 or 0             returned
-    BEAM_WIDTH  serial, width                                    returned, and the width changed
+    BEAM_WIDTH  serial, width, result (0 / 1)                    changed the width, or was refused for want of a slot
     REORDER     serial, count, parents                           returned, of more than one beam
     COMMIT_BEAMS  serial, heads, count, beams, tokens            returned
     PUBLISH_PLANNED  serial, tokens, offered tokens              returned

@@ -321,10 +321,12 @@ class KVCache(Handle):
             )
             child.is_counted = state.is_counted
             if not try_fork(state, child):
+                # A refusal is a decision, and `adjust` goes by it.
+                journal.record(FORK, state.serial, 0)
                 raise OutOfPagesError(self._refusal_text())
             record_fork(child)
             kv_cache = KVCache(child, self._manager, self._open_sequences)
-            journal.record(FORK, state.serial)
+            journal.record(FORK, state.serial, 1)
             return kv_cache
 
     # -- room ----------------------------------------------------------------------------------------------------------
@@ -625,8 +627,13 @@ class KVCache(Handle):
             if width > _MAX_BEAM_WIDTH:
                 raise ValueError(f"beam_width is {width}; a sequence has at most {_MAX_BEAM_WIDTH} beams")
             self._open_sequences.require_room(state.shared, width - len(state.beams) - 1, f"beam_width = {width}")
-            if change_width(state, width):
-                journal.record(BEAM_WIDTH, state.serial, width)
+            try:
+                is_other = change_width(state, width)
+            except OutOfPagesError:
+                journal.record(BEAM_WIDTH, state.serial, width, 0)
+                raise
+            if is_other:
+                journal.record(BEAM_WIDTH, state.serial, width, 1)
 
     def reorder_beams(self, parents: Sequence[SupportsIndex]) -> None:
         """Beam ``i`` goes on from what beam ``parents[i]`` has: a beam may go on in several, and others end.

@@ -14,7 +14,7 @@ from typing import Any, Final, final
 
 from mypy_extensions import mypyc_attr
 
-from ..base.errors import CorruptedError, KVCacheManagerError
+from ..base.errors import CorruptedError, KVCacheManagerError, OutOfPagesError
 from ..base.ids import BlockOrdinal
 from ..base.value import Value
 from ..config.cache_tier_config import DiskCacheTierConfig
@@ -268,8 +268,13 @@ class _Rerun:
         elif operation == form.SCRATCH:
             kv_cache.enable_swa_scratch_reuse = bool(reader.number())
         elif operation == form.FORK:
-            self.sequences[self.num_created] = kv_cache.fork()
-            self.num_created += 1
+            is_made = bool(reader.number())
+            try:
+                self.sequences[self.num_created] = kv_cache.fork()
+                self.num_created += 1
+                self.compare("result", is_made, True)
+            except OutOfPagesError:
+                self.compare("result", is_made, False)
         elif operation == form.RESERVE:
             lease = kv_cache.reserve_transfer(reader.number(), reader.number())
             self.leases[lease.number] = lease
@@ -282,7 +287,12 @@ class _Rerun:
             beams = self.numbers()
             kv_cache.commit(reader.tokens(), beams, num_heads)
         elif operation == form.BEAM_WIDTH:
-            kv_cache.beam_width = int(reader.number())
+            width, is_changed = int(reader.number()), bool(reader.number())
+            try:
+                kv_cache.beam_width = width
+                self.compare("result", is_changed, True)
+            except OutOfPagesError:
+                self.compare("result", is_changed, False)
         elif operation == form.REORDER:
             kv_cache.reorder_beams(self.numbers())
         elif operation == form.PLAN_DROP:
