@@ -29,6 +29,7 @@ class RemoteOperation(Handle):
         kind: int,
         tasks: Sequence[Task],
         pages: list[StagedPage],
+        begin: int,
         num_blocks: int,
         salt: int | str | None = None,
     ) -> None:
@@ -39,6 +40,8 @@ class RemoteOperation(Handle):
         self.pages: Final = pages
         self.slots: Final = [page.slot for page in pages]
         self.salt: Final = salt
+        self.begin: Final = begin
+        """The first block that the sequence had not committed. The pages of windows may begin later, or there are none."""
         self.num_blocks: Final = num_blocks
         """The length that a load was begun for."""
         self.is_started = False

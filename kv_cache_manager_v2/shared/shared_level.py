@@ -208,7 +208,7 @@ class SharedLevel(SharedSource):
             return request
         begin = kv_cache.num_committed_tokens // self.block_tokens
         task = LookUpTask(self._space, kv_cache.reuse_scope, tokens, begin, self._known.list_unseen())
-        operation = RemoteOperation(number, 0, LOOKUPS, [task], [], 0, kv_cache.reuse_scope.salt)
+        operation = RemoteOperation(number, 0, LOOKUPS, [task], [], begin, 0, kv_cache.reuse_scope.salt)
         self._requests[number] = request
         self._operations[(number, 0)] = operation
         operation.start(self._workers)
@@ -241,6 +241,14 @@ class SharedLevel(SharedSource):
         return RemoteReport(tuple(answers))
 
     def _answer(self, operation: RemoteOperation) -> None:
+        """What the operation has found. One that cannot be evaluated costs its own request's hits, and no other's."""
+        try:
+            operation.answer = self._evaluate(operation)
+        except Exception:
+            operation.answer = ()
+            _logger.exception("an answer of the shared level cannot be evaluated: it costs its request's hits")
+
+    def _evaluate(self, operation: RemoteOperation) -> tuple[tuple[int, int], ...]:
         if operation.has_failed:
             self._counters.add_deadline()
             if self._stuck_lines.is_due():
@@ -251,16 +259,14 @@ class SharedLevel(SharedSource):
         if operation.kind == LOOKUPS:
             (task,) = operation.tasks
             assert isinstance(task, LookUpTask)
-            operation.answer = to_ranges(task.lengths) if task.is_over else ()
-            return
+            return to_ranges(task.lengths) if task.is_over else ()
         present: list[set[int]] = [set() for _layout in self._layouts]
         for task in operation.tasks:
             assert isinstance(task, LoadTask)
             if task.is_over:
                 for page in task.whole:
                     present[page.life_cycle].add(page.ordinal)
-        begin = min([page.ordinal for page in operation.pages])
-        operation.answer = to_ranges(self._needs.list_lengths(present, begin, operation.num_blocks))
+        return to_ranges(self._needs.list_lengths(present, operation.begin, operation.num_blocks))
 
     def admit(self, report: RemoteReport) -> None:
         """Act on answers: requests know them from here on. Answers that were admitted before are skipped.
@@ -354,7 +360,7 @@ class SharedLevel(SharedSource):
         slots = self._loads.take(len(wanted))
         pages = [StagedPage(cycle, block, names[block], slot) for (block, cycle), slot in zip(wanted, slots, strict=True)]
         tasks = share_out(self._space, pages, self._num_parts, lambda endpoint, part: LoadTask(self._space, self._loads, endpoint, part))
-        operation = RemoteOperation(request, step, LOADS, tasks, pages, num_blocks)
+        operation = RemoteOperation(request, step, LOADS, tasks, pages, begin, num_blocks)
         self._operations[(request, step)] = operation
         if self._loads.are_copies_done(slots):
             operation.start(self._workers)
@@ -380,7 +386,8 @@ class SharedLevel(SharedSource):
                 self._manager.device, self._loads, self._layouts, self._pool_group_of, self._manager.pool_group_descs
             )
             copies.enqueue(kv_cache.cuda_stream, pages, slots)
-            copy = EnqueuedCopy(self._manager.device, kv_cache.cuda_stream)
+            # A length that needs no page has no slots either, which would wait for the copies.
+            copy = EnqueuedCopy(self._manager.device, kv_cache.cuda_stream) if len(operation.slots) > 0 else None
             kv_cache.commit_input(num_blocks * self.block_tokens - kv_cache.num_committed_tokens)
         except BaseException:
             # Some of its pages have no bytes: no token of theirs may be committed.
