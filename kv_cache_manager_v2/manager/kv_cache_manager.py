@@ -903,9 +903,9 @@ class KVCacheManager(Handle):
         with self._shared.guard as journal:
             self._require_open()
             level = self._levels.require(cache_level, "cache_level")
-            num_bytes = to_count(quota, "quota")
+            num_bytes = self._levels.require_quota(level, quota)
             grows_partly = to_bool(best_efforts, "best_efforts")
-            result = self._levels.resize(level, int(num_bytes), grows_partly)
+            result = self._levels.resize(level, num_bytes, grows_partly)
             self._restored = None
             journal.record(RESIZE_LEVEL, level, num_bytes, int(grows_partly), self._levels.quota(level), int(result))
             return result

@@ -8,6 +8,7 @@ from mypy_extensions import i64, mypyc_attr
 from ..base.checks import to_int
 from ..base.package_log import PackageLog
 from ..config.cache_tier_config import compute_max_quota
+from ..config.config_value import MAX_CONFIG_INT
 from ..config.manager_config import KVCacheManagerConfig
 from ..layout.sizing import compute_min_slot_counts, compute_slots_bytes, describe_slots, plan_new_slot_counts
 from ..layout.slot_layout import SlotLayout
@@ -71,6 +72,17 @@ class LevelSizes:
         if not 0 <= number < len(self._quotas):
             raise ValueError(f"{name} is {number}; there are {len(self._quotas)} cache levels")
         return number
+
+    def require_quota(self, level: int, quota: SupportsIndex) -> int:
+        """A number of bytes that the configuration of a tier may have as well; `ValueError` for another one."""
+        num_bytes = to_int(quota, "quota")
+        if not 0 <= num_bytes <= MAX_CONFIG_INT:
+            tier = type(self._config.cache_tiers[level]).__name__
+            raise ValueError(
+                f"quota is {num_bytes}; that of level {level}, a {tier}, must be from 0 to {MAX_CONFIG_INT} bytes: give what its device "
+                "has, or less"
+            )
+        return num_bytes
 
     def quota(self, level: int) -> int:
         return self._quotas[level]

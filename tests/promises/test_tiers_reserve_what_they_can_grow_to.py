@@ -10,11 +10,13 @@ import pytest
 from forwarding_device import ForwardingDevice
 from small_models import config_of, run_prompt
 
-from kv_cache_manager_v2 import CacheTier, GpuCacheTierConfig, HostCacheTierConfig, KVCacheManager
+from kv_cache_manager_v2 import CacheTier, DiskCacheTierConfig, GpuCacheTierConfig, HostCacheTierConfig, KVCacheManager
 from kv_cache_manager_v2.config.cache_tier_config import DEFAULT_GROWTH, LEAST_MAX_QUOTA
 from kv_cache_manager_v2.config.config_codec import decode_config, encode_config
+from kv_cache_manager_v2.config.config_value import MAX_CONFIG_INT
 
 MEGABYTE = 1 << 20
+MOST = 3 * MEGABYTE
 
 
 class CountingDevice(ForwardingDevice):
@@ -25,6 +27,13 @@ class CountingDevice(ForwardingDevice):
     def reserve_range(self, tier: CacheTier, num_bytes: int) -> int:
         self.reserved += num_bytes
         return super().reserve_range(tier, num_bytes)
+
+
+class SmallDevice(ForwardingDevice):
+    """A host device with little of each kind."""
+
+    def total_bytes(self, tier: CacheTier) -> int:
+        return MOST
 
 
 def config_with(quota: int, max_quota: int | None = None) -> Any:
@@ -75,6 +84,26 @@ def test_it_is_part_of_the_configuration() -> None:
     for tier in (GpuCacheTierConfig, HostCacheTierConfig):
         with pytest.raises(ValueError, match="max_quota"):
             tier(MEGABYTE, max_quota=MEGABYTE - 1)
+
+
+@pytest.mark.parametrize("level", range(3))
+def test_a_quota_that_a_tier_can_be_made_with_is_no_wrong_argument(level: int, tmp_path: Path) -> None:
+    """Both doors have one bound."""
+    tiers = (GpuCacheTierConfig(MEGABYTE), HostCacheTierConfig(MEGABYTE), DiskCacheTierConfig(MEGABYTE, str(tmp_path)))
+    for tier in tiers:
+        for quota in (2 << 40, MAX_CONFIG_INT):
+            assert dataclasses.replace(tier, quota=quota).quota == quota
+        with pytest.raises(ValueError, match="quota"):
+            dataclasses.replace(tier, quota=MAX_CONFIG_INT + 1)
+    config = dataclasses.replace(config_of(), cache_tiers=tiers)
+    with KVCacheManager(config, device=SmallDevice()) as manager:
+        for quota in (2 << 40, MAX_CONFIG_INT):
+            assert manager.resize(level, quota, best_efforts=True)
+            assert MEGABYTE < manager.get_quota(level) <= MOST
+        for quota in (-1, MAX_CONFIG_INT + 1):
+            with pytest.raises(ValueError, match=f"level {level}, a {type(tiers[level]).__name__}, must be from 0 to {MAX_CONFIG_INT}"):
+                manager.resize(level, quota, best_efforts=True)
+        manager.check_invariants()
 
 
 PROGRAM = """
