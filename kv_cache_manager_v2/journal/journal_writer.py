@@ -10,12 +10,13 @@ A forked child writes nothing: the file, and what the buffer had at the fork, ar
 """
 
 import os
-from typing import BinaryIO, Final, final
+from typing import Final, final
 
 from librt.strings import BytesWriter
 from mypy_extensions import i64, mypyc_attr, u8
 
 from ..base.package_log import PackageLog
+from ..device.claimed_file import ClaimedFile
 from ..storage.decision_digest import DecisionDigest
 from .journal_format import (
     DIGEST,
@@ -44,21 +45,21 @@ class JournalWriter:
     buffer: BytesWriter
     """What the file does not have yet; another one after each flush."""
     num_records: i64
-    _file: BinaryIO | None
+    _file: ClaimedFile | None
     _digest: DecisionDigest | None
     """The manager's, which stands between records; None before `follow`."""
     _process: Final[int]
     """The one that made the file."""
 
     def __init__(self, path: str | os.PathLike[str], config: bytes) -> None:
-        """Creates the file, or empties it; `OSError` if that fails."""
+        """Creates the file, or empties it; `OSError` if that fails, `BlockingIOError` where another writer has it open."""
         self.path = os.fspath(path)
         self.error = None
         self.buffer = BytesWriter()
         self.num_records = 0
         self._digest = None
         self._process = os.getpid()
-        self._file = open(self.path, "wb", buffering=0)
+        self._file = ClaimedFile(self.path)
         self.buffer.write(MAGIC)
         self.buffer.append(VERSION)
         self.number(len(config))
@@ -157,7 +158,7 @@ class JournalWriter:
         try:
             num_written = file.write(data)
             while num_written < len(data):
-                # An unbuffered file may take less than it is given.
+                # The file may take less than it is given.
                 num_written += file.write(data[num_written:])
         except OSError as error:
             self._end_early(error)

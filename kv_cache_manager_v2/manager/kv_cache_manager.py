@@ -139,10 +139,10 @@ class KVCacheManager(Handle):
     """Owns paged KV-cache memory and decides which bytes belong to which token. See the module for its states.
 
     ``device``: where level 0 lives; None takes `default_device()`, which the manager then also closes. ``journal``: a
-    file to record every call in, for ``kvcm rerun``; it is made anew. ``debug_fill``: what freed pages, and pages as they
+    file of its own to record every call in, for ``kvcm rerun``; it is made anew. ``debug_fill``: what freed pages, and pages as they
     are handed out, are filled with. ``event_manager``: is told when published blocks are stored, moved and removed. `ValueError` if
     the quota is too small for the configured constraints, `OutOfMemoryError` if the device has not that much, `OSError` if the
-    journal cannot be made.
+    journal cannot be made, `LogicError` if another manager writes it.
     """
 
     __slots__ = (
@@ -209,43 +209,48 @@ class KVCacheManager(Handle):
             if writer is not None:
                 writer.close()
             raise
-        tree = RadixTree(storage, self._life_cycles, config.tokens_per_block)
-        storage.set_owner(tree)
-        records = CallRecords()
-        if writer is not None:
-            writer.follow(storage.digest)
-            records = CallJournal(writer, tree.digests)
-        matcher = Matcher(tree, self._life_cycles, config.tokens_per_block, config.enable_partial_reuse)
-        shared = SharedState(self._device, storage, mover, tree, matcher, self._life_cycles, config, records)
-        self._shared = shared
-        self._addresses = KernelAddresses(storage, config.enable_swa_scratch_reuse)
-        self._memory = MemoryLease(storage, mover, self._device, owns_device)
-        self._open_sequences = OpenSequences()
-        self._matches = PrefixMatches(shared, config.reuse_match_backoff)
-        recorder = make_usage_recorder(tree, self._life_cycles, config) if config.enable_stats else None
-        self._levels = LevelSizes(shared, self._open_sequences, config, None if recorder is None else recorder.losses)
-        self._usage = UsageReports(shared, self._open_sequences, recorder)
-        self._reading = Reading(shared.guard)
-        self._arrival_waits = ArrivalWaits(shared)
-        self._batch_number = 0
-        self._restored = None
-        if self._event_manager is not None:
-            storage.sink = self._event_manager.bind(
-                _list_layer_groups(shared),
-                storage.rows.first_page_of_blocks,
-                config.tokens_per_block,
-                [tier.tier for tier in config.cache_tiers],
-                shared.guard,
-            )
-        bind_to_process(shared.guard)
-        shared.guard.publisher = self._usage
-        shared.guard.checker = InvariantChecker(shared, self._open_sequences)
-        self._is_released = False
-        if storage.durable is not None:
-            if storage.durable.is_read_only:
-                storage.closed.close_for_writing(storage.last_level)
-            self._restore(storage.durable)
-        self._is_open = True
+        try:
+            tree = RadixTree(storage, self._life_cycles, config.tokens_per_block)
+            storage.set_owner(tree)
+            records = CallRecords()
+            if writer is not None:
+                writer.follow(storage.digest)
+                records = CallJournal(writer, tree.digests)
+            matcher = Matcher(tree, self._life_cycles, config.tokens_per_block, config.enable_partial_reuse)
+            shared = SharedState(self._device, storage, mover, tree, matcher, self._life_cycles, config, records)
+            self._shared = shared
+            self._addresses = KernelAddresses(storage, config.enable_swa_scratch_reuse)
+            self._memory = MemoryLease(storage, mover, self._device, owns_device)
+            self._open_sequences = OpenSequences()
+            self._matches = PrefixMatches(shared, config.reuse_match_backoff)
+            recorder = make_usage_recorder(tree, self._life_cycles, config) if config.enable_stats else None
+            self._levels = LevelSizes(shared, self._open_sequences, config, None if recorder is None else recorder.losses)
+            self._usage = UsageReports(shared, self._open_sequences, recorder)
+            self._reading = Reading(shared.guard)
+            self._arrival_waits = ArrivalWaits(shared)
+            self._batch_number = 0
+            self._restored = None
+            if self._event_manager is not None:
+                storage.sink = self._event_manager.bind(
+                    _list_layer_groups(shared),
+                    storage.rows.first_page_of_blocks,
+                    config.tokens_per_block,
+                    [tier.tier for tier in config.cache_tiers],
+                    shared.guard,
+                )
+            bind_to_process(shared.guard)
+            shared.guard.publisher = self._usage
+            shared.guard.checker = InvariantChecker(shared, self._open_sequences)
+            self._is_released = False
+            if storage.durable is not None:
+                if storage.durable.is_read_only:
+                    storage.closed.close_for_writing(storage.last_level)
+                self._restore(storage.durable)
+            self._is_open = True
+        except BaseException:
+            if writer is not None:
+                writer.close()
+            raise
 
     def _restore(self, durable: DurableLevel) -> None:
         """Find again what the last process has left."""
@@ -1143,6 +1148,11 @@ def _to_path(journal: object) -> str | None:
 def _make_journal(path: str, config: KVCacheManagerConfig) -> JournalWriter:
     try:
         return JournalWriter(path, encode_config(config))
+    except BlockingIOError:
+        raise LogicError(
+            f"another manager, of this process or another one, writes its journal to {path}: give each manager (each rank) a path of its "
+            "own, or shut that one down first"
+        ) from None
     except OSError as error:
         text = f"the journal cannot be made: {error.strerror}; give journal= the path of a file that may be written"
         raise OSError(error.errno, text, path) from error
