@@ -125,10 +125,10 @@ def to_text(value: object, name: str) -> str:
     return to_plain_text(value)
 
 
-def require_path(path: str, name: str) -> str:
-    """``path``, which the operating system can take as a path: it has a name, and no null."""
+def require_path(path: str, name: str, kind: str) -> str:
+    """``path``, which the operating system can take as a path: it has a name, and no null. ``kind``: "file" or "folder"."""
     if path == "":
-        raise ValueError(f"{name} is empty; give the path of a file or folder")
+        raise ValueError(f"{name} is empty; give the path of a {kind}")
     try:
         is_usable = b"\0" not in os.fsencode(path)
     except UnicodeEncodeError:

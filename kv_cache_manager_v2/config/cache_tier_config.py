@@ -142,7 +142,7 @@ def _take_paths(tier: DiskCacheTierConfig) -> None:
     if len(more) > 0 and not tier.durable:
         raise ValueError(f"{name} has {len(more)} paths and durable is False: only a durable level lies on several; give one path")
     for path in tier.paths:
-        require_path(path, "a path of DiskCacheTierConfig")
+        require_path(path, "a path of DiskCacheTierConfig", "folder")
     places = [os.path.realpath(path) for path in tier.paths]
     if "" in more or len(set(places)) < len(places):
         raise ValueError(f"DiskCacheTierConfig has the paths {', '.join([repr(path) for path in tier.paths])}: each must be another folder")

@@ -32,7 +32,7 @@ def default_device(driver: Any = None, *, gpu_folder: Given[str | None] = None) 
     ``driver``: replaces `cuda.bindings.driver`. ``gpu_folder``: the folder to search for GPUs' files before the driver
     is loaded; by default ``/dev`` if no ``driver`` is given.
     """
-    folder = None if gpu_folder is None else require_path(to_text(gpu_folder, "gpu_folder"), "gpu_folder")
+    folder = None if gpu_folder is None else require_path(to_text(gpu_folder, "gpu_folder"), "gpu_folder", "folder")
     if driver is not None and not has_attribute(driver, "cuInit"):
         raise TypeError(f"driver must be cuda.bindings.driver, what replaces it, or None, not {type_name(driver)}")
     choice = os.environ.get(DEVICE_VARIABLE, "").strip().lower()

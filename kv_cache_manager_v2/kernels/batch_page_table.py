@@ -111,13 +111,14 @@ class BatchPageTable(Handle):
         manager._require_open()
         num_rows = int(to_count(max_num_sequences, "max_num_sequences"))
         num_blocks = int(to_count(max_num_blocks, "max_num_blocks"))
-        if num_rows < 1 or num_blocks < 1 or num_blocks * manager.tokens_per_block > _INT32_MAX:
+        if not 1 <= num_rows <= _MOST_SEQUENCES:
+            raise ValueError(f"max_num_sequences is {num_rows}; it must be from 1 to {_MOST_SEQUENCES}: each row takes memory")
+        most_blocks = _INT32_MAX // manager.tokens_per_block
+        if not 1 <= num_blocks <= most_blocks:
             raise ValueError(
-                f"max_num_sequences is {num_rows} and max_num_blocks {num_blocks}; both must be at least 1, tokens are "
-                f"counted in int32"
+                f"max_num_blocks is {num_blocks}; it must be from 1 to {most_blocks}: tokens, {manager.tokens_per_block} a block, are "
+                "counted in int32"
             )
-        if num_rows > _MOST_SEQUENCES:
-            raise ValueError(f"max_num_sequences is {num_rows}; a table has at most {_MOST_SEQUENCES} rows, each of which takes memory")
         self.seq_lens = to_output_array(seq_lens, "seq_lens", (num_rows,), INT32)
         self.query_start_loc = to_output_array(query_start_loc, "query_start_loc", (num_rows + 1,), INT32)
         self.kv_start_loc = to_output_array(kv_start_loc, "kv_start_loc", (num_rows + 1,), INT32)
@@ -253,13 +254,13 @@ class BatchPageTable(Handle):
             raise ValueError(f"kv_cache is {joining!r}, which belongs to another manager")
         if state.status == CLOSED:
             raise LogicError(f"sequence {state.id}: it cannot join a batch after close(); make a new sequence with create_kv_cache()")
-        row = len(self._rows)
-        if row >= self._max_num_sequences:
-            raise ValueError(f"all {row} rows are taken; make the table with a larger max_num_sequences")
         if not 0 <= beam <= len(state.beams):
             raise ValueError(f"beam_id is {beam}; the beam width of sequence {state.id} is {len(state.beams) + 1}")
         if self._rows.find(state, beam) >= 0:
             raise ValueError(f"sequence {state.id}, beam {beam}, is in the table already")
+        row = len(self._rows)
+        if row >= self._max_num_sequences:
+            raise ValueError(f"all {row} rows are taken; remove a sequence, or make the table with a larger max_num_sequences")
         self._rows.add(state, beam)
         return row
 
@@ -369,10 +370,9 @@ class BatchPageTable(Handle):
         for row in range(count):
             state = rows.states[row]
             if state.status != ACTIVE:
-                raise LogicError(
-                    f"sequence {state.id} in row {row} is {'closed' if state.status == CLOSED else 'suspended'}; "
-                    f"remove it from the table, or resume it"
-                )
+                if state.status == CLOSED:
+                    raise LogicError(f"sequence {state.id} in row {row} is closed; remove() it from the table")
+                raise LogicError(f"sequence {state.id} in row {row} is suspended; resume() it, or remove() it from the table")
             if state.num_blocks > self._max_num_blocks:
                 raise ValueError(
                     f"sequence {state.id} has {state.num_blocks} blocks; the table has room for {self._max_num_blocks}"

@@ -29,7 +29,7 @@ from ..manager.kv_cache import KVCache
 from ..manager.kv_cache_manager import KVCacheManager
 from ..reuse.token_packing import TOKEN_BYTES
 from ..sequence.disk_arrivals import wait_for_reads
-from ..sequence.sequence_state import SequenceState
+from ..sequence.sequence_state import CLOSED, SequenceState
 from ..sequence.shared_state import SharedState
 from ..sequence.step_validation import validate_next_token, validate_resize
 from ..storage.refusal import Refusal
@@ -229,6 +229,8 @@ class DecodeBatch(Handle):
             self._num_checked = row
 
     def _set_aside(self, state: SequenceState, row: i64, packed: bytes, token: i32, capacity: i64, history: i64) -> None:
+        if state.status == CLOSED:
+            raise LogicError(f"sequence {state.id} in row {row} is closed; take it out of the batch with leave()")
         if token >= 0:
             validate_next_token(state, _CALL)
             if state.forked_end > state.num_published:

@@ -415,7 +415,7 @@ class KVCache(Handle):
         """Whether steps of this sequence use scratch slots. May be switched while it makes no difference.
 
         Setting it is a `ValueError` if the manager is not configured for scratch reuse, or if the present step has scratch
-        blocks, or would have them if it were on; `LogicError` once closed.
+        blocks, or would have them if it were on; `LogicError` once closed, or with several beams.
         """
         return self._state.scratch.is_enabled
 

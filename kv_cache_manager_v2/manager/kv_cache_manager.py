@@ -1138,11 +1138,11 @@ def _to_path(journal: object) -> str | None:
     if journal is None:
         return None
     if isinstance(journal, str):
-        return require_path(to_text(journal, "journal"), "journal")
+        return require_path(to_text(journal, "journal"), "journal", "file")
     if not isinstance(journal, os.PathLike):
         raise TypeError(f"journal must be a path or None, not {type(journal).__name__}")
     path: object = os.fspath(journal)
-    return require_path(to_text(path, "journal"), "journal")
+    return require_path(to_text(path, "journal"), "journal", "file")
 
 
 def _make_journal(path: str, config: KVCacheManagerConfig) -> JournalWriter:

@@ -172,10 +172,10 @@ def _pack_buffer(view: memoryview, name: str) -> bytes:
         raise ValueError(f"{name} must have one dimension, not {view.ndim}")
     code = view.format
     if view.itemsize < TOKEN_BYTES:
-        raise TypeError(
-            f"{name} must be int32 or int64, not items of {view.itemsize} bytes (format {code!r}); a digest is one token: wrap it "
-            f"in a list"
-        )
+        way_out = "convert it to int32"
+        if view.itemsize == 1 and code == "B":
+            way_out += "; if it is a digest, which is one token, give its bytes in a list"
+        raise TypeError(f"{name} must be int32 or int64, not items of {view.itemsize} bytes (format {code!r}); {way_out}")
     if code == "i" or (code == "l" and view.itemsize == TOKEN_BYTES):
         packed = view.tobytes()
         if len(packed) >= _NUMPY_FROM * TOKEN_BYTES:
