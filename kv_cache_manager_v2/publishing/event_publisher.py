@@ -59,10 +59,12 @@ _logger: Final = PackageLog("kv_cache_manager_v2")
 @final
 @mypyc_attr(native_class=True)
 class KVCacheEventPublisher(Handle):
-    """Publishes events from its creation until `close`; a context manager. No other code may drain the event manager.
+    """Publishes events from its creation until `close`; a context manager. No other code may drain the event manager: two publishers would
+    share its events.
 
     Made by the thread that calls the manager, whose changes so far are flushed. ``endpoint``, ``replay_endpoint``,
-    ``snapshot_endpoint``: addresses to bind (`*`, `::`, ipc, inproc) or else connect to; TCP ports are offset by ``data_parallel_rank``.
+    ``snapshot_endpoint``: addresses to bind (`*`, `::`, ipc, inproc) or else, with a concrete host, to connect to: then subscribers must
+    bind. TCP ports are offset by ``data_parallel_rank``.
     Without a replay or snapshot endpoint there are none. ``heartbeat_seconds``: of silence, after which a batch without events is
     published; None: never. ``topic``: llm-d wants ``kv@<pod>@<model>``. ``dialect``: "map", or
     "array" for consumers of vLLM up to 0.23. ``first_sequence``: a number, or "epoch" for microseconds since 1970, so that numbers
