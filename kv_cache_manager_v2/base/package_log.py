@@ -31,10 +31,10 @@ class PackageLog:
     def __init__(self, name: str) -> None:
         self._logger = logging.getLogger(name)
 
-    def debug(self, text: str, *arguments: object, exc_info: bool = False) -> None:
-        self._log(logging.DEBUG, text, arguments, exc_info)
+    def debug(self, text: str, *arguments: object, with_error: bool = False) -> None:
+        self._log(logging.DEBUG, text, arguments, with_error)
 
-    def info(self, text: str, *arguments: object) -> None:
+    def inform(self, text: str, *arguments: object) -> None:
         self._log(logging.INFO, text, arguments, False)
 
     def warning(self, text: str, *arguments: object) -> None:
@@ -50,9 +50,9 @@ class PackageLog:
     def critical(self, text: str, *arguments: object) -> None:
         self._log(logging.CRITICAL, text, arguments, False)
 
-    def _log(self, level: int, text: str, arguments: tuple[object, ...], exc_info: bool) -> None:
+    def _log(self, level: int, text: str, arguments: tuple[object, ...], with_error: bool) -> None:
         try:
-            self._logger.log(level, text, *arguments, exc_info=True if exc_info else None, stacklevel=_FRAMES_UP)
+            self._logger.log(level, text, *arguments, exc_info=True if with_error else None, stacklevel=_FRAMES_UP)
         except KeyboardInterrupt:
             interrupt_main()
         except BaseException:

@@ -105,7 +105,7 @@ class CudaCopies:
                 return
             if number != NOT_SUPPORTED:
                 raise self._driver.make_error_of_number("cuMemcpyBatchAsync", number)
-            _logger.info("the CUDA driver has no batch copies; they are enqueued one by one")
+            _logger.inform("the CUDA driver has no batch copies; they are enqueued one by one")
             self._batch_copy = None
         index: i64 = 0
         while index < arrays.count:

@@ -133,5 +133,5 @@ def _can_order(driver: CudaDriver, word: Any, call: str) -> bool:
         obstacle = str(error)
     driver.call("cuStreamDestroy", stream)
     if obstacle:
-        _logger.info("copies from and to a disk block the caller, as streams and threads cannot wait for each other: %s", obstacle)
+        _logger.inform("copies from and to a disk block the caller, as streams and threads cannot wait for each other: %s", obstacle)
     return not obstacle

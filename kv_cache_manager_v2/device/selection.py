@@ -91,5 +91,5 @@ def _find_current_ordinal(driver_module: Any) -> int:
 
 
 def _use(device: Device, reason: str) -> Device:
-    _logger.info("using device %s (%s)", device.name, reason)
+    _logger.inform("using device %s (%s)", device.name, reason)
     return device

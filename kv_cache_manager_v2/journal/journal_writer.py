@@ -172,7 +172,7 @@ class JournalWriter:
             try:
                 file.close()
             except OSError:
-                _logger.debug("closing the journal %s failed", self.path, exc_info=True)
+                _logger.debug("closing the journal %s failed", self.path, with_error=True)
 
     def close(self) -> None:
         """Write the final digest and close the file. Twice is fine."""

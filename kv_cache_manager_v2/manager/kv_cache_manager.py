@@ -266,7 +266,7 @@ class KVCacheManager(Handle):
         except BaseException:
             self._release_memory()
             raise
-        _logger.info("the durable level in %s has %d blocks with %d pages", durable.folder.path, restore.num_blocks, restore.num_pages)
+        _logger.inform("the durable level in %s has %d blocks with %d pages", durable.folder.path, restore.num_blocks, restore.num_pages)
 
     # -- life ----------------------------------------------------------------------------------------------------------
 

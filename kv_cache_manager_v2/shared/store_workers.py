@@ -243,7 +243,7 @@ class StoreWorkers:
     def record_result(self, endpoint: str, breaker: CircuitBreaker, error: StoreError | None) -> None:
         if error is None:
             if breaker.record_success():
-                _logger.info("the shared store %s answers again", endpoint)
+                _logger.inform("the shared store %s answers again", endpoint)
             return
         if self.is_closing:
             return

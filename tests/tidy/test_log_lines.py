@@ -6,7 +6,9 @@ from typing import Final
 
 from .source_tree import ROOT, Source, package_sources
 
-LEVELS: Final = {name: name.upper() for name in ("debug", "info", "warning", "error", "critical")} | {"exception": "ERROR", "log": "INFO"}
+LEVELS: Final = {name: name.upper() for name in ("debug", "info", "warning", "error", "critical")} | {
+    "exception": "ERROR", "inform": "INFO", "log": "INFO",
+}  # fmt: skip
 PLACEHOLDER: Final = re.compile(r"%[sdr]")
 ROW: Final = re.compile(r"^\| ([A-Z]\w+) \| `([^`]+)` \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
 VALUE: Final = "..."

@@ -45,7 +45,7 @@ class Gone:
 
 
 def every_level(log: PackageLog) -> list[Callable[..., None]]:
-    return [log.debug, log.info, log.warning, log.error, log.critical, log.exception]
+    return [log.debug, log.inform, log.warning, log.error, log.critical, log.exception]
 
 
 def test_levels_texts_and_exceptions_are_those_of_logging(plain: logging.Logger, caplog: pytest.LogCaptureFixture) -> None:
@@ -60,7 +60,7 @@ def test_levels_texts_and_exceptions_are_those_of_logging(plain: logging.Logger,
         raise ValueError("no such page")
     except ValueError:
         log.exception("failed")
-        log.debug("failed", exc_info=True)
+        log.debug("failed", with_error=True)
         log.error("failed")
     assert [record.exc_info is not None for record in caplog.records] == [True, True, False]
     if not is_compiled():
