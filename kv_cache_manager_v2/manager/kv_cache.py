@@ -276,7 +276,8 @@ class KVCache(Handle):
 
         It is as after `close` and `create_kv_cache` with these tokens, under this handle: SUSPENDED, committed = history = capacity =
         what is matched of them, which is less where a window, or a snapshot of recurrent state, is not there any more. All else is
-        released; beams end, and `stop_committing` is forgotten. Statistics count a request more. `ValueError` for more tokens than are
+        released; beams end, and `stop_committing` is forgotten. In statistics it is the request that it was: the prompt keeps the figures
+        of its first `resume`, but that hits which a disk could not read by then are missed. `ValueError` for more tokens than are
         committed, `LogicError` once closed.
         """
         with self._state.shared.guard as journal:

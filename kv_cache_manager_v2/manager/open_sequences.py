@@ -68,6 +68,8 @@ class OpenSequences:
     def close(self, state: SequenceState) -> None:
         """Publish what is committed, and release all that the sequence holds."""
         self._release(state)
+        if state.counters is not None:
+            state.counters.end_waiting()
         self._states.pop(state.serial, None)
         self._handles.pop(state.serial, None)
         if not state.is_counted and state in self._not_counted:
@@ -79,8 +81,9 @@ class OpenSequences:
         guard = state.shared.guard
         guard.begin_change()
         buffers = [table.buffer for table in state.tables]
+        old_num_blocks = int(state.num_blocks)
         self._release(state)
-        reopen(state, packed, buffers, usage)
+        reopen(state, packed, buffers, old_num_blocks, usage)
         guard.end_change()
 
     def _release(self, state: SequenceState) -> None:

@@ -387,6 +387,9 @@ class RadixTree(PageOwner):
             block = pool.block_of_page(page)
             life_cycle = page - block.first_page
             missing = wanted - allocator.num_free
+            if len(storage.reads.counted) > 0:
+                # Each must be looked at: those that a disk could not read are counted already.
+                missing = 1
             if not self._is_unbounded[life_cycle]:
                 if missing > 1 and self._drop_out_of_window(block, life_cycle, level, missing, cause, account):
                     continue

@@ -2,7 +2,8 @@
 
 from ..device.stream_order import NO_POINT
 from ..stats.page_counters import PageCounters
-from ..storage.page_removal import settle_reads
+from ..stats.usage_counters import find_page_counters
+from ..storage.page_removal import count_failed_reads, settle_reads
 from .sequence_state import SequenceState
 from .whole_prefix import make_load_failed
 
@@ -14,6 +15,7 @@ def settle_before_resume(state: SequenceState, waits: bool, account: PageCounter
     pages = _list_pages(state)
     if waits:
         storage.reads.wait_for(pages)
+        count_failed_reads(storage, account)
     _require_whole(state, pages)
 
 
@@ -58,7 +60,9 @@ def wait_for_reads(state: SequenceState) -> None:
     """Block the host, which has not asked `ready` until it was; `LoadFailed` if a read has failed."""
     if state.awaits_reads:
         pages = _list_pages(state)
-        state.shared.storage.reads.wait_for(pages)
+        storage = state.shared.storage
+        storage.reads.wait_for(pages)
+        count_failed_reads(storage, find_page_counters(state.counters))
         _require_whole(state, pages)
         _end_awaiting(state)
 
@@ -68,6 +72,9 @@ def _end_awaiting(state: SequenceState) -> None:
     for point in state.shared.storage.reads.repairs.values():
         state.record_arrival(point)
     state.awaits_reads = False
+    if state.counters is not None:
+        state.counters.num_lost = 0
+        state.counters.end_waiting()
 
 
 def has_lost_page(state: SequenceState) -> bool:

@@ -14,7 +14,9 @@ from .usage_recorder import UsageRecorder
 from .whole_prefix import find_whole, find_whole_with_state
 
 
-def reopen(state: SequenceState, packed: bytes, buffers: list[memoryview | None], usage: UsageRecorder | None) -> None:
+def reopen(
+    state: SequenceState, packed: bytes, buffers: list[memoryview | None], old_num_blocks: int, usage: UsageRecorder | None
+) -> None:
     """The closed sequence holds the longest prefix of ``packed`` that is there. ``buffers``: the caller's, by layer group."""
     shared = state.shared
     plan = state.snapshot_plan
@@ -40,5 +42,4 @@ def reopen(state: SequenceState, packed: bytes, buffers: list[memoryview | None]
         if buffer is not None:
             state.tables[life_cycle].set_buffer(buffer)
     if usage is not None:
-        usage.open_account(state, state.prompt_length, state.is_counted)
-        usage.record_match(state, packed, match, match.num_tokens)
+        usage.record_rewind(state, packed, match, old_num_blocks)

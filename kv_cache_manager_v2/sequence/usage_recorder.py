@@ -17,12 +17,14 @@ from ..reuse.miss_explainer import MissExplainer
 from ..reuse.radix_tree import RadixTree
 from ..reuse.room_losses import RoomLosses, find_full_group
 from ..reuse.token_packing import TOKEN_BYTES
+from ..stats.miss_cause import NUM_MISS_CAUSES
 from ..stats.reuse_log import ASKED
 from ..stats.reuse_sampler import MAX_SAMPLES, ReuseSampler
 from ..stats.usage_counters import (
     ALLOCATED,
     GENERATED,
     MISSED,
+    NUM_BLOCK_COUNTS,
     PLANNED_TOKENS,
     PROMPT_TOKENS,
     REQUESTS,
@@ -97,16 +99,52 @@ class UsageRecorder:
             counts[at] += match.num_tokens
         else:
             count_hits_by_level(state, usage.counts, usage.hits_at)
-        num_planned_blocks = state.planned_tokens // state.shared.tokens_per_block
         counts[usage.calls_at + PLANNED_TOKENS] += state.planned_tokens
-        for life_cycle in range(state.shared.num_life_cycles):
-            num_full = count_held_pages(state, life_cycle, 0, state.num_published)
-            num_planned = count_held_pages(state, life_cycle, state.num_published, state.num_published + num_planned_blocks)
-            num_partial = count_held_pages(state, life_cycle, state.num_published + num_planned_blocks, state.num_blocks)
-            usage.add_blocks(life_cycle, REUSED_FULL, num_full)
-            usage.add_blocks(life_cycle, REUSED_PARTIAL, num_partial)
-            usage.add_blocks(life_cycle, REUSED_PLANNED, num_planned)
-            usage.record_peak(life_cycle, num_full + num_partial + num_planned)
+        _record_reused(state, usage)
+
+    def record_rewind(self, state: SequenceState, packed: bytes, match: Match, old_num_blocks: i64) -> None:
+        """The sequence, of so many blocks, went back to this match of these tokens: it is the request that it was.
+
+        Its prompt stays what it found at first. Only what a disk could not read is missed instead, if the total does not have it yet.
+        """
+        counters = state.counters
+        if counters is None:
+            return
+        usage = counters.usage
+        if counters.take_lost_hits():
+            for life_cycle in range(state.shared.num_life_cycles):
+                for kind in (REUSED_FULL, REUSED_PARTIAL, REUSED_PLANNED):
+                    usage.counts[life_cycle * NUM_BLOCK_COUNTS + kind] = 0
+            _record_reused(state, usage)
+        elif counters.num_counted_blocks < old_num_blocks:
+            counters.num_counted_blocks = old_num_blocks
+        history = state.shared.tree.history
+        if counters.has_asked and history is not None:
+            history.record_held(state.path_end.first_page)
+        num_tokens: i64 = len(packed) // TOKEN_BYTES
+        losses = self.losses if counters.total is not None else None
+        if losses is not None:
+            # Room for these tokens is asked for once more.
+            losses.begin(num_tokens, match.num_tokens)
+            if num_tokens > match.num_tokens:
+                root = state.shared.tree.find_root(state.scope)
+                assert root is not None, "an open sequence has no root"
+                counts = vec[i64]([0] * NUM_MISS_CAUSES)
+                self.explainer.explain(root, packed, match, match.num_tokens, counts, 0, losses)
+                losses.end()
+
+
+def _record_reused(state: SequenceState, usage: UsageCounters) -> None:
+    """The pages that the sequence holds are those that it has found."""
+    num_planned_blocks = state.planned_tokens // state.shared.tokens_per_block
+    for life_cycle in range(state.shared.num_life_cycles):
+        num_full = count_held_pages(state, life_cycle, 0, state.num_published)
+        num_planned = count_held_pages(state, life_cycle, state.num_published, state.num_published + num_planned_blocks)
+        num_partial = count_held_pages(state, life_cycle, state.num_published + num_planned_blocks, state.num_blocks)
+        usage.add_blocks(life_cycle, REUSED_FULL, num_full)
+        usage.add_blocks(life_cycle, REUSED_PARTIAL, num_partial)
+        usage.add_blocks(life_cycle, REUSED_PLANNED, num_planned)
+        usage.record_peak(life_cycle, num_full + num_partial + num_planned)
 
 
 def make_usage_recorder(tree: RadixTree, life_cycles: LifeCycleRegistry, config: KVCacheManagerConfig) -> UsageRecorder:
@@ -198,7 +236,7 @@ def record_resume(state: SequenceState, counters: SequenceCounters) -> None:
                 sampler.record(ASKED, key)
             counters.missed_samples = []
         history.record_held(state.path_end.first_page)
-    counters.record_resumed()
+    counters.record_resumed(not state.awaits_reads)
 
 
 def record_fork(child: SequenceState) -> None:

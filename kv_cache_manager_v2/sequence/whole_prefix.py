@@ -58,6 +58,8 @@ def make_load_failed(state: SequenceState, bad: list[int], reason: str) -> LoadF
         num_tokens = find_whole_with_state(shared, root, packed).match.num_tokens
     else:
         num_tokens = find_whole(shared, root, packed).num_tokens
+    if state.counters is not None:
+        state.counters.num_lost = state.num_committed - num_tokens
     return LoadFailed(
         f"sequence {state.id} cannot go on: {reason}. Its first {num_tokens} tokens are there: rewind({num_tokens}) and compute the "
         f"others again, or close() it",

@@ -14,7 +14,7 @@ class DropReason(IntEnum):
     CAPACITY: it was evicted, by priority, then by policy. UNREACHABLE: it could not be matched any more, as a page before it on its
     path was evicted. SHRUNK: its tier was made smaller. SUPERSEDED: a fuller block has the same tokens.
     CLEARED: `clear_reusable_blocks`. SCOPE_INVALIDATED: its reuse scope was invalidated. REQUESTED: the user asked to drop it.
-    FAILURE: its bytes were lost in a transfer.
+    FAILURE: its bytes were lost in a transfer, or a disk could not read them.
     """
 
     CAPACITY = removal_cause.CAPACITY

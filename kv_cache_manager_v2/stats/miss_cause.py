@@ -28,7 +28,8 @@ class MissCause(IntEnum):
     blocks are cached, but there is no recurrent state at a later position. PARTIAL_BLOCK: a cached block begins with the same
     tokens and could not serve them (partial reuse is off, or it lacks pages); or the prompt ends inside a block whose predecessors
     are gone, as the history has no parts of blocks. OTHER_SCOPE: another reuse scope has, or had, the same tokens. LOAD_FAILED: the
-    blocks were cached, and their bytes were lost in a transfer. BACKOFF: `reuse_match_backoff` shortened the match.
+    blocks were cached, and their bytes were lost in a transfer, or a disk could not read them. BACKOFF: `reuse_match_backoff`
+    shortened the match.
     """
 
     NOT_REMEMBERED = 0

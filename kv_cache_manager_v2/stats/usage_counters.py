@@ -16,7 +16,7 @@ from typing import Final, final
 from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
-from .miss_cause import NUM_MISS_CAUSES
+from .miss_cause import LOAD_FAILED, NUM_MISS_CAUSES
 from .page_counters import PageCounters
 
 ALLOCATED: Final = 0
@@ -96,10 +96,11 @@ class SequenceCounters:
     """One sequence's own counters, and the manager's, which they are part of.
 
     A sequence's match is added to the manager's counters at its first `resume`: a sequence that was closed without ever running does
-    not count as a request.
+    not count as a request. If that did not wait for what a disk reads, it is added once this is there, or the sequence is forked or ends:
+    counters only grow, so what turns out to be lost must not be in there as hits.
     """
 
-    __slots__ = ("usage", "total", "prompt_length", "is_in_total", "has_asked", "missed_samples", "num_counted_blocks")
+    __slots__ = ("usage", "total", "prompt_length", "is_in_total", "has_asked", "missed_samples", "num_counted_blocks", "num_lost")
 
     usage: Final[UsageCounters]
     total: Final[UsageCounters | None]
@@ -111,6 +112,8 @@ class SequenceCounters:
     """Whether the block sample knows that this sequence uses its path."""
     num_counted_blocks: i64
     """The most blocks that were ever counted: those of a step that is taken back and done again count once."""
+    num_lost: i64
+    """Of the committed tokens, those that a disk could not read when the sequence needed them last."""
     missed_samples: list[int]
     """Keys of sampled blocks that the prompt looked up and that are gone; until the first resume."""
 
@@ -121,10 +124,12 @@ class SequenceCounters:
         self.is_in_total = False
         self.has_asked = False
         self.num_counted_blocks = 0
+        self.num_lost = 0
         self.missed_samples = []
 
     def make_fork(self) -> SequenceCounters:
         """The counters of a fork: not a request of its own, and everything it has so far is its parent's."""
+        self.end_waiting()
         counters = SequenceCounters(self.usage.num_layer_groups, self.usage.pages, self.total, self.prompt_length)
         counters.is_in_total = self.is_in_total
         return counters
@@ -139,18 +144,45 @@ class SequenceCounters:
         if self.is_in_total and self.total is not None:
             self.total.record_peak(layer_group, num_pages)
 
-    def record_resumed(self) -> None:
+    def record_resumed(self, is_whole: bool) -> None:
+        """``is_whole``: it does not go on to wait for what a disk reads."""
         self.usage.add_call(RESUMES)
+        self.num_lost = 0
+        if self.is_in_total and self.total is not None:
+            self.total.add_call(RESUMES)
+        if is_whole:
+            self.end_waiting()
+
+    def end_waiting(self) -> None:
+        """What the sequence has found is there, or never will be: it is in the total now, if it was resumed."""
         total = self.total
-        if total is None:
+        if total is None or self.is_in_total or self.usage.counts[self.usage.calls_at + RESUMES] == 0:
             return
-        if self.is_in_total:
-            total.add_call(RESUMES)
-            return
+        self.take_lost_hits()
         self.is_in_total = True
         total.add_all_of(self.usage)
         for layer_group in range(total.num_layer_groups):
             total.record_peak(layer_group, self.usage.peak_pages[layer_group])
+
+    def take_lost_hits(self) -> bool:
+        """Tokens that were found and could not be read are missed, while the total does not have them yet; whether there were any.
+
+        Those of the coldest level go first: it is a disk.
+        """
+        usage = self.usage
+        counts = usage.counts
+        left = self.num_lost
+        self.num_lost = 0
+        if left == 0 or self.is_in_total:
+            return False
+        at = usage.misses_at - 1
+        while at >= usage.hits_at and left > 0:
+            number = counts[at] if counts[at] < left else left
+            counts[at] -= number
+            counts[usage.misses_at + LOAD_FAILED] += number
+            left -= number
+            at -= 1
+        return True
 
     def record_suspended(self) -> None:
         self.usage.add_call(SUSPENDS)

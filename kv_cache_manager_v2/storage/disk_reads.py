@@ -20,11 +20,13 @@ from mypy_extensions import i64, mypyc_attr
 
 from ..base.change_count import ChangeCount
 from ..base.errors import StorageIOError
+from ..base.package_log import PackageLog
 from ..device.port import Device
 from ..device.stream_order import StreamOrder
 from ..pools.pool_group import PoolGroup
 
 
+_logger: Final = PackageLog("kv_cache_manager_v2")
 _FIRST_COPY: Final = -1
 """A copy of the page that was read from slot ``s`` has ``_FIRST_COPY - s`` in place of a slot."""
 
@@ -75,7 +77,7 @@ class _Read:
 class DiskReads:
     """See the module. ``is_idle``: nothing is doubtful or lost, as nearly always; then nothing else here need be asked."""
 
-    __slots__ = ("is_idle", "lost", "repairs", "_device", "_order", "_changes", "_reads", "_corrupt")
+    __slots__ = ("is_idle", "lost", "repairs", "counted", "_uncounted", "_told", "_device", "_order", "_changes", "_reads", "_corrupt")
 
     is_idle: bool
     lost: Final[dict[int, str]]
@@ -83,6 +85,12 @@ class DiskReads:
     repairs: Final[dict[int, int]]
     """By timeline, the point after the latest copy there that gave a doubtful or lost page its bytes: a sequence that awaited reads waits
     for these too, before it goes on with the page."""
+    counted: Final[set[int]]
+    """Pages of which a failed read was counted: they are not once more when they are dropped. Some are on their disk still."""
+    _uncounted: dict[int, int]
+    """By page, the level that could not read it; until `take_uncounted`."""
+    _told: Final[set[int]]
+    """Levels whose failure is in the log."""
     _device: Final[Device]
     _order: Final[StreamOrder]
     _changes: Final[ChangeCount]
@@ -94,6 +102,9 @@ class DiskReads:
         self.is_idle = True
         self.lost = {}
         self.repairs = {}
+        self.counted = set()
+        self._uncounted = {}
+        self._told = set()
         self._device = device
         self._order = order
         self._changes = changes
@@ -122,11 +133,33 @@ class DiskReads:
             for read in self._reads:
                 for page in read.list_failed(error):
                     self.lost[page] = f"level {read.level} (DISK): {error}"
+                    if page not in self.counted:
+                        self._uncounted[page] = read.level
                     if error.is_corrupt:
                         self._corrupt.add(page)
+                    else:
+                        self._tell(read.level, error)
         self._reads = left
         self.is_idle = len(left) == 0 and len(self.lost) == 0
         self._changes.end()
+
+    def _tell(self, level: int, error: StorageIOError) -> None:
+        """Once for each level. Of wrong bytes the durable level tells."""
+        if level not in self._told:
+            self._told.add(level)
+            _logger.error(
+                "level %d (DISK) could not read pages back: %s. Requests that need them raise LoadFailed; statistics count further pages",
+                level,
+                error,
+            )
+
+    def take_uncounted(self) -> dict[int, int]:
+        """Pages whose reads have failed since the last time, each with the level: they are counted from now on."""
+        taken = self._uncounted
+        if len(taken) > 0:
+            self._uncounted = {}
+            self.counted.update(taken)
+        return taken
 
     def wait_for(self, pages: list[int]) -> None:
         """Block the host until none of these pages is doubtful."""
@@ -177,6 +210,12 @@ class DiskReads:
 
     def forget(self, page: i64) -> None:
         """The page is gone, or has other bytes."""
+        if len(self.counted) > 0:
+            self.counted.discard(int(page))
+        self.put_back(page)
+
+    def put_back(self, page: i64) -> None:
+        """The page is where it was before it was read, and may be read again."""
         if self.is_idle:
             return
         self.lost.pop(int(page), None)

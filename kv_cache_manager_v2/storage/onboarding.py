@@ -18,7 +18,7 @@ from ..stats.page_counters import PageCounters
 from .decision_digest import VICTIM
 from .page_mover import PageMover, describe_lost_copies
 from .page_queues import put_back, take_out
-from .page_removal import place_page
+from .page_removal import count_failed_reads, place_page
 from .page_storage import PageStorage
 from .slot_reclaimer import SlotReclaimer
 
@@ -181,7 +181,7 @@ class Onboarding:
                 moves.add(pages[first + position], target_level * wanted.num_pool_groups + pool_group)
             point = moves.enqueue(pool_group, level, target_level)
             if verify and self._storage.pool_groups[source_index].tier == CacheTier.DISK:
-                self._verify(level, pool_group, count)
+                self._verify(level, pool_group, count, account)
         except BaseException:
             moves.undo(level, pool_group, target_level)
             raise
@@ -191,18 +191,19 @@ class Onboarding:
         self._storage.changes.end()
         wanted.points = append(wanted.points, point)
 
-    def _verify(self, level: i64, pool_group: i64, count: i64) -> None:
+    def _verify(self, level: i64, pool_group: i64, count: i64, account: PageCounters | None) -> None:
         """Wait until the pages of the move are there; if the disk lost one they stay where they are, all of them."""
         reads = self._storage.reads
         pages = [int(page) for page in self._room.moves.pages]
         was_lost = [page in reads.lost for page in pages]
         reads.wait_for(pages)
+        count_failed_reads(self._storage, account)
         failed = [pages[position] for position in range(len(pages)) if pages[position] in reads.lost and not was_lost[position]]
         has_failed = len(failed) > 0
         for position in range(len(pages)):
             if has_failed and not was_lost[position] and not reads.is_corrupt(pages[position]):
                 # The disk still has it, and may give it another time.
-                reads.forget(pages[position])
+                reads.put_back(pages[position])
         if has_failed:
             self.failed = failed
             num_damaged = len([page for page in failed if reads.is_corrupt(page)])

@@ -22,12 +22,21 @@ def place_page(storage: PageStorage, page: i64, level: i64, slot: i64) -> None:
         storage.sink.on_page_moved(page, level_of_place(place), level)
 
 
-def count_dropped(storage: PageStorage, level: i64, pool_group: i64, cause: i64, num_pages: i64, account: PageCounters | None) -> None:
+def count_dropped(
+    storage: PageStorage, level: i64, pool_group: i64, cause: i64, num_pages: i64, account: PageCounters | None, num_counted: i64 = 0
+) -> None:
+    """``num_counted`` of them were counted when a disk could not read them."""
     if cause == CAPACITY or cause == UNREACHABLE or cause == SHRUNK:
         num_evicted = storage.num_evicted
         num_evicted[level * storage.num_pool_groups + pool_group] += num_pages
     storage.last_cause = cause
-    storage.counters.record_dropped(level, pool_group, cause, num_pages, account)
+    storage.counters.record_dropped(level, pool_group, cause, num_pages - num_counted, account)
+
+
+def count_failed_reads(storage: PageStorage, account: PageCounters | None) -> None:
+    """Each page that a disk could not read counts as dropped there, once, wherever it is and whether or not it can be read later."""
+    for page, level in storage.reads.take_uncounted().items():
+        storage.counters.record_dropped(level, storage.pool_group_of_page(page), FAILURE, 1, account)
 
 
 def drop(storage: PageStorage, page: i64, pool_group: i64, cause: i64, account: PageCounters | None) -> None:
@@ -49,9 +58,11 @@ def drop(storage: PageStorage, page: i64, pool_group: i64, cause: i64, account: 
     else:
         storage.queues[index].remove(page)
     words[page * ROW_WORDS + PLACE] = NO_PAGE
-    if not storage.reads.is_idle:
+    num_counted: i64 = 0
+    if not storage.reads.is_idle or len(storage.reads.counted) > 0:
+        num_counted = 1 if int(page) in storage.reads.counted else 0
         storage.reads.forget(page)
-    count_dropped(storage, level, pool_group, cause, 1, account)
+    count_dropped(storage, level, pool_group, cause, 1, account, num_counted)
     slot = place & LOW_MASK
     allocator = storage.allocators[index]
     if storage.slots.filler is None:
@@ -95,6 +106,7 @@ def settle_reads(storage: PageStorage, account: PageCounters | None = None) -> N
     reads = storage.reads
     rows = storage.rows
     reads.settle()
+    count_failed_reads(storage, account)
     # From the leaf of each path, so that each goes for its own reason.
     for page in reversed(list(reads.lost)):
         if page in reads.lost and rows.num_holds(page) == 0:

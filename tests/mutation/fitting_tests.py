@@ -18,7 +18,7 @@ _PROMISES = {
         "a_batch batches_never beams decode_batches forks indices_stay input_is leased one_step prefill recurrent refusals_change "
         "scratch_slots starting states_arrive steps_cost trees_of windows_free retention equal_blocks published_ends misuse slow_tiers "
         "refused_copies forked_processes other_ unreadable_pages failing_tiers tiers_can arrivals statistics_add misses_have "
-        "evicted_prefixes coverage"
+        "evicted_prefixes coverage rewound_prompts"
     ),
     "device": "slow_tiers refused_copies tiers_hold states_arrive forks leased pauses",
 }

@@ -28,3 +28,12 @@ def test_all_tokens_of_prompts_are_counted_and_halved() -> None:
         assert not any(losses.tokens)
         losses.fade()
         assert losses.num_tokens == num_tokens // 2
+
+
+def test_tokens_of_a_rewind_want_room_once_more() -> None:
+    config = hybrid_config(cache_tiers=[GpuCacheTierConfig(400 * STATE_BYTES)], rebalance=RebalanceConfig(weighs_reuse=True))
+    with KVCacheManager(config, device=HostDevice()) as manager, manager.create_kv_cache(input_tokens=list(range(12))) as kv_cache:
+        assert kv_cache.resume() and kv_cache.resize(12)
+        kv_cache.commit(list(range(12)))
+        kv_cache.rewind(9)
+        assert losses_of(manager).num_tokens == 12 + 9
