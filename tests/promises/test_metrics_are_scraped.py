@@ -24,6 +24,8 @@ from kv_cache_manager_v2 import (
     StatisticsLog,
     is_compiled,
 )
+from kv_cache_manager_v2.metrics.metric_samples import COUNTER
+from kv_cache_manager_v2.metrics.shared_samples import sample_shared, sample_shared_times
 from small_models import config_of, manager_of, run_prompt
 from tiered_models import Bench, tiered_config
 from unit.device.fake_files import FakeFiles
@@ -45,6 +47,25 @@ NAMES = {
     "kvcm_events_published_total", "kvcm_estimated_hit_ratio", "kvcm_block_lifetime_seconds", "kvcm_block_reuse_gap_seconds",
     "kvcm_block_idle_before_evict_seconds", "kvcm_transfer_seconds", "kvcm_refusals_total", "kvcm_level_closed", "kvcm_build_info",
     "kvcm_durable_failed", "kvcm_restored_pages", "kvcm_damaged_pages_total",
+}  # fmt: skip
+
+
+def name_in_prometheus(metric):
+    return f"{metric.name}_total" if metric.kind == COUNTER else metric.name
+
+
+# Of a shared level: name and labels.
+SHARED = {name_in_prometheus(metric): metric.label_names for metric in sample_shared(None)}
+SHARED |= {metric.name: (*metric.label_names, "le") for metric in [sample_shared_times(None)]}
+
+# No failure that somebody must be told of, or one that a rule about another metric tells of.
+NO_ALERT = {
+    "kvcm_blocks", "kvcm_clean_copies", "kvcm_sequences", "kvcm_resumes_total", "kvcm_missed_tokens_total", "kvcm_restored_pages",
+    "kvcm_allocated_blocks_total", "kvcm_reused_blocks_total", "kvcm_missed_blocks_total", "kvcm_generated_blocks_total",
+    "kvcm_transfer_blocks_total", "kvcm_events_published_total", "kvcm_estimated_hit_ratio", "kvcm_block_lifetime_seconds",
+    "kvcm_block_reuse_gap_seconds", "kvcm_block_idle_before_evict_seconds",
+    "kvcm_shared_lookups_total", "kvcm_shared_pages_total", "kvcm_shared_bytes_total", "kvcm_shared_failures_total",
+    "kvcm_shared_dropped_pages_total", "kvcm_shared_refusals_total", "kvcm_shared_slots", "kvcm_shared_seconds",
 }  # fmt: skip
 
 
@@ -352,7 +373,8 @@ def test_the_dashboard_shows_all_that_there_is():
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     asked = {name for query in queries for name in re.findall(r"kvcm_\w+?(?=_bucket|_sum|\W)", query)}
     # The names of a scrape, as test_names_follow_the_conventions holds.
-    assert asked == NAMES, f"not shown: {NAMES - asked}; not there: {asked - NAMES}"
+    names = NAMES | set(SHARED)
+    assert asked == names, f"not shown: {names - asked}; not there: {asked - names}"
 
 
 def test_the_dashboard_has_a_place_for_each_panel():
@@ -376,9 +398,12 @@ def test_what_the_dashboard_groups_by_are_labels_that_there_are():
         text = scrape(registry)
         exporter.close()
     # "instance" is Prometheus' own.
-    labels = {"instance": NAMES}
+    labels = {"instance": NAMES | set(SHARED)}
     for name, found in re.findall(r"^(kvcm_\w+?)(?:_bucket|_sum|_count)?\{(.*)\}", text, re.MULTILINE):
         for label in re.findall(r'(\w+)="', found):
+            labels[label] = labels.get(label, set()) | {name}
+    for name, found in SHARED.items():
+        for label in found:
             labels[label] = labels.get(label, set()) | {name}
     for panel in json.loads(DASHBOARD.read_text())["panels"]:
         for target in panel["targets"]:
@@ -394,12 +419,22 @@ def test_alerts_ask_for_what_there_is_and_are_explained():
     rules = ALERTS.read_text()
     alerts = re.findall(r"- alert: (\w+)\n +expr: (.*?)\n +(?:for|labels):", rules, re.DOTALL)
     assert len(alerts) == rules.count("alert:") > 9
+    watched: set[str] = set()
     for name, expression in alerts:
         asked = {found.removesuffix("_bucket").removesuffix("_sum") for found in re.findall(r"kvcm_\w+", expression)}
-        assert asked and asked <= NAMES, f"{name}: {asked - NAMES}"
+        assert asked and asked <= NAMES | set(SHARED), f"{name}: {asked - NAMES}"
+        watched |= asked
         assert all(reason in {one.name.lower() for one in DropReason} for reason in re.findall(r'reason="(\w+)"', expression))
     page = (ALERTS.parents[1] / "docs" / "operations.md").read_text()
     assert re.findall(r"^\| `(Kvcm\w+)` \|", page, re.MULTILINE) == [name for name, _ in alerts]
+    silent = (NAMES | set(SHARED)) - watched
+    assert silent == NO_ALERT, f"say of {silent ^ NO_ALERT} whether somebody must be told: a rule, or NO_ALERT"
+
+
+def test_the_page_has_every_metric():
+    page = (ALERTS.parents[1] / "docs" / "statistics.md").read_text()
+    listed = set(re.findall(r"`(kvcm_\w+)[`{]", page.partition("| here | vLLM |")[2].partition("## OpenTelemetry")[0]))
+    assert NAMES | set(SHARED) == listed
 
 
 def test_without_statistics_there_is_nothing_to_export():

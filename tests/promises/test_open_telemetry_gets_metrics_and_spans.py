@@ -1,5 +1,7 @@
 """OpenTelemetry gets the manager's metrics under its own conventions, and a span for each onboarding and prefetch under the request's."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from tiered_models import TOKENS_PER_BLOCK, Bench, tiered_config
 import kv_cache_manager_v2
 from kv_cache_manager_v2 import HostDevice, KVCacheEventManager, KVCacheManager, LogicError, OpenTelemetryExporter, PageMoveError
 from kv_cache_manager_v2.device.port import CopyBatch
+from kv_cache_manager_v2.metrics.open_telemetry_names import NAMES
 
 sdk_metrics: Any = pytest.importorskip("opentelemetry.sdk.metrics", reason="the SDK of OpenTelemetry is not installed")
 metric_export: Any = pytest.importorskip("opentelemetry.sdk.metrics.export")
@@ -50,6 +53,12 @@ class Collector:
         found = list(self.exported.get_finished_spans())
         self.exported.clear()
         return found
+
+
+def test_the_page_has_every_name() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "statistics.md").read_text()
+    listed = set(re.findall(r"`(kvcm\.[\w.]+)`", page.partition("## OpenTelemetry")[2].partition("Labels are attributes")[0]))
+    assert listed - {"kvcm.state"} == {name for name, _ in NAMES.values()}
 
 
 def test_metrics_follow_the_conventions() -> None:
