@@ -106,10 +106,14 @@ class _Chain:
 
 
 def to_names(names: object) -> list[bytes]:
-    """As the user gives them; `TypeError` for what is no bytes."""
+    """As the user gives them, those of a set sorted; `TypeError` for what is no bytes."""
     found: list[bytes] = []
-    for name in to_list(names, "names"):
+    given: list[object] = list(names) if isinstance(names, (set, frozenset)) else to_list(names, "names")
+    for name in given:
         if not isinstance(name, bytes):
             raise TypeError(f"names must be bytes, as restored() has them; item {len(found)} is a {type(name).__name__}")
         found.append(name)
+    if isinstance(names, (set, frozenset)):
+        # The order decides nothing, but is in the journal.
+        found.sort()
     return found

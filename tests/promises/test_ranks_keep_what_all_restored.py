@@ -126,6 +126,31 @@ def test_what_is_not_named_is_not_found_again(tmp_path: Path) -> None:
     third.end()
 
 
+@pytest.mark.parametrize("collection", [list, tuple, set, frozenset, iter, lambda names: dict.fromkeys(names).keys()])
+def test_names_may_come_in_any_collection(tmp_path: Path, collection: Any) -> None:
+    """As docs/tiers-durable.md has them, a set; what it keeps, and what the journal says of it, does not depend on its order."""
+    place = tmp_path / "cache"
+    place.mkdir()
+    config = durable_config(str(place))
+    first = Process(config)
+    for text in PROMPTS:
+        first.run(text)
+    first.end()
+    journal = tmp_path / "journal"
+    device = HostDevice()
+    manager = KVCacheManager(config, device=device, journal=journal)
+    names = manager.restored()
+    common = set.intersection(set(names), set(names[:-3]))
+    assert manager.keep_restored(collection(common)) == len(names) - 3
+    assert manager.restored() == names[:-3]
+    digest = manager.state_digest()
+    manager.shutdown()
+    device.close()
+    again = HostDevice()
+    assert rerun(journal, again).digest == digest
+    again.close()
+
+
 def test_what_cannot_be_reached_goes_with_it(tmp_path: Path) -> None:
     config = durable_config(str(tmp_path))
     first = Process(config)
@@ -210,6 +235,7 @@ def test_names_that_are_none_are_refused(tmp_path: Path) -> None:
             (7, TypeError, "names must be a sequence, not int"),
             ({"x": 1}, TypeError, "names must be a sequence, not dict"),
             ([names[0].hex()], TypeError, "item 0 is a str"),
+            ({names[0].hex()}, TypeError, "item 0 is a str"),
         ]
         for given, error, text in wrong:
             with pytest.raises(error, match=text):
