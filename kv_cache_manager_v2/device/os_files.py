@@ -14,6 +14,7 @@ from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
+from .file_lock import lock_file, unlock_file
 from .file_port import FilePort
 
 _NO_UNNAMED_FILES: Final = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL)
@@ -63,7 +64,10 @@ class OsFiles(FilePort):
         raise OSError(errno.EEXIST, f"{_MAX_NAMES} leftover files .kv_cache_{os.getpid()}_* are in the way", path)
 
     def close_file(self, file: int) -> None:
-        os.close(file)
+        try:
+            unlock_file(file)
+        finally:
+            os.close(file)
 
     def become_buffered(self, file: int) -> None:
         fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) & ~os.O_DIRECT)
@@ -131,7 +135,7 @@ class OsFiles(FilePort):
     def lock(self, path: str) -> int:
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT, 0o600)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(file)
         except OSError:
             os.close(file)
             raise

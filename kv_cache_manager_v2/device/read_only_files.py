@@ -1,13 +1,13 @@
 """Named files that are only read: nothing is made, changed or removed, so it works on a folder that is not writable."""
 
 import errno
-import fcntl
 import os
 from collections.abc import Sequence
 from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
+from .file_lock import lock_file
 from .file_port import FilePort
 from .os_files import OsFiles
 
@@ -40,7 +40,7 @@ class ReadOnlyFiles(FilePort):
         """The file must be there; otherwise as in the port."""
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(file)
         except OSError:
             os.close(file)
             raise

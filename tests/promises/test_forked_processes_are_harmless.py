@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable
@@ -10,10 +11,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from durable_models import PROMPTS, Process, durable_config
 from public_calls import World, find_served, make_uses
 from tiered_models import Bench, tiered_config
 
-from kv_cache_manager_v2 import HostDevice, KVCache, KVCacheManager, LogicError
+from kv_cache_manager_v2 import HostDevice, KVCache, KVCacheManager, KVCacheManagerConfig, LogicError
 from kv_cache_manager_v2.replay.rerun import rerun
 
 SLOT_BYTES = 64
@@ -127,6 +129,115 @@ def test_child_that_forgets_the_manager(tmp_path: Path) -> None:
     other = HostDevice()
     assert rerun(journal, other).digest == digest
     other.close()
+
+
+def list_locks(parent: Path) -> list[str]:
+    """Of folders there, what this process has open."""
+    found = []
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            path = os.readlink(f"/proc/self/fd/{number}")
+        except OSError:
+            continue  # that of the listing
+        if path.startswith(f"{parent}/") and os.path.basename(path) == "lock":
+            found.append(path)
+    return found
+
+
+def start_idle_child() -> tuple[int, int]:
+    """A forked child that lives until the pipe's end, the second number, is closed."""
+    until, end = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        os.close(end)
+        os.read(until, 1)
+        os._exit(0)
+    os.close(until)
+    return child, end
+
+
+def end_child(child: int, end: int) -> None:
+    os.close(end)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def durable_config_of(parent: Path, num_paths: int) -> KVCacheManagerConfig:
+    paths = [parent / f"disk{number}" for number in range(num_paths)]
+    for path in paths:
+        path.mkdir(exist_ok=True)
+    return durable_config(str(paths[0]), more_paths=[str(path) for path in paths[1:]])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.parametrize("num_paths", [1, 2])
+def test_child_has_none_of_the_folders_locks(tmp_path: Path, num_paths: int) -> None:
+    """While the manager lives no other one is let in, whatever its children do and however they end; then one is, at once."""
+    config = durable_config_of(tmp_path, num_paths)
+    process = Process(config)
+    assert process.run(PROMPTS[0]) == 0
+    assert len(list_locks(tmp_path)) == num_paths
+
+    def use_child() -> None:
+        assert list_locks(tmp_path) == []
+        process.manager.shutdown()
+        durable = process.manager._shared.storage.durable
+        assert durable is not None
+        durable.close()
+        try:
+            KVCacheManager(config, device=HostDevice())
+        except LogicError as error:
+            assert f"in use by process {os.getppid()}" in str(error)
+            return
+        raise AssertionError("a second manager was let in")
+
+    assert run_in_child(use_child) == 0
+    child = start_idle_child()
+    for is_alive in (True, False):
+        if not is_alive:
+            end_child(*child)
+        with pytest.raises(LogicError, match=f"in use by process {os.getpid()}"):
+            KVCacheManager(config, device=HostDevice())
+    child = start_idle_child()
+    process.end()
+    again = Process(config)
+    assert again.run(PROMPTS[0]) == 32
+    again.end()
+    end_child(*child)
+
+
+OWNER = """
+import os, sys
+sys.path.insert(0, {tests!r})
+from durable_models import PROMPTS, Process, durable_config
+process = Process(durable_config({path!r}, more_paths={more!r}))
+process.run(PROMPTS[0])
+process.settle()
+if os.fork() == 0:
+    print(os.getpid(), flush=True)
+    sys.stdin.read()
+    os._exit(0)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.parametrize("num_paths", [1, 2])
+def test_child_that_outlives_a_killed_owner_blocks_nothing(tmp_path: Path, num_paths: int) -> None:
+    config = durable_config_of(tmp_path, num_paths)
+    paths = [str(tmp_path / f"disk{number}") for number in range(num_paths)]
+    program = OWNER.format(tests=str(Path(__file__).resolve().parents[1]), path=paths[0], more=paths[1:])
+    command = [sys.executable, "-P", "-W", "ignore", "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as owner:
+        assert owner.stdin is not None and owner.stdout is not None
+        child = int(owner.stdout.readline())
+        owner.kill()
+        assert owner.wait() == -signal.SIGKILL
+        process = Process(config)
+        assert process.run(PROMPTS[0]) == 32
+        process.end()
+        os.kill(child, 0)  # it lives: its input has not ended
 
 
 RELEASING = {"KVCacheManager.shutdown", "KVCache.close", "PoolView.release", "PrometheusExporter.close"}

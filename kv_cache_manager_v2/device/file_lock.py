@@ -1,0 +1,65 @@
+"""Locks of open files, held by this process alone: a forked child does not keep them.
+
+A lock belongs to what was opened, and a child that `os.fork` makes has that open, too: it would keep the lock after its parent's end. So
+each forked child lets go of the files before any other code runs there, and `unlock_file` unlocks, whatever process still has it open.
+"""
+
+import fcntl
+import os
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+from ..base.process_bound import ProcessBound, bind_to_process
+
+_locked: Final[dict[int, int]] = {}
+"""The process that has locked it, by open file."""
+
+
+def lock_file(file: int) -> None:
+    """`BlockingIOError` if another process, or another manager of this one, has locked the file. Until `unlock_file`."""
+    # First: a child that another thread forks meanwhile must know it.
+    _locked[file] = os.getpid()
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        del _locked[file]
+        raise
+
+
+def unlock_file(file: int) -> None:
+    """Before it is closed; nothing for a file that this process has not locked."""
+    if _locked.pop(file, 0) == os.getpid():
+        fcntl.flock(file, fcntl.LOCK_UN)
+
+
+@final
+@mypyc_attr(native_class=True)
+class _LockedFiles(ProcessBound):
+    """All that this process has locked."""
+
+    __slots__ = ()
+
+    def become_foreign(self) -> None:
+        """Let go of the parent's files. Their numbers stay taken: what the child still closes is no other file."""
+        if len(_locked) == 0:
+            return
+        nothing = -1
+        try:
+            nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            pass
+        for file in list(_locked):
+            try:
+                if nothing >= 0:
+                    os.dup2(nothing, file, False)
+                else:
+                    os.close(file)
+            except OSError:
+                pass
+        _locked.clear()
+        if nothing >= 0:
+            os.close(nothing)
+
+
+bind_to_process(_LockedFiles())
