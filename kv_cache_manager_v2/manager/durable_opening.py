@@ -18,6 +18,7 @@ from ..layout.registry import LifeCycleRegistry
 from ..layout.sizing import plan_slot_counts
 from ..layout.slot_layout import SlotLayout, compute_slot_layout
 from ..storage.level_slots import LevelSlots
+from .disk_paths import list_absolute_paths
 
 
 _UNIT_BYTES: Final = 1 << 20
@@ -88,7 +89,7 @@ def _choose_units(tier: DiskCacheTierConfig, slot_bytes: list[tuple[int, ...]], 
     units: list[int] = []
     for group, sizes in enumerate(slot_bytes):
         units.append(max(min(_UNIT_BYTES // max(sizes), num_slots[group] // (_LEAST_ROUNDS * most)), 1))
-    return PathShares(list(tier.paths), list(tier.shares), units)
+    return PathShares(list_absolute_paths(tier), list(tier.shares), units)
 
 
 def write_folder(device: Device, config: KVCacheManagerConfig, pieces: list[bytes]) -> None:
@@ -104,7 +105,7 @@ def write_folder(device: Device, config: KVCacheManagerConfig, pieces: list[byte
     for piece in pieces:
         state.apply(piece)
     layout = compute_slot_layout(config, LifeCycleRegistry(config))
-    given = PathShares([tier.path], [], [])
+    given = PathShares(list_absolute_paths(tier)[:1], [], [])
     folder = CacheFolder(files, given, describe_identity(tier.model_id, config), describe_layout(layout))
     try:
         folder.append(b"".join(state.encode()))

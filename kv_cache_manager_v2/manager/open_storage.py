@@ -10,13 +10,14 @@ from ..storage.debug_fill import DebugFill
 from ..storage.level_slots import LevelSlots
 from ..storage.page_mover import PageMover
 from ..storage.page_storage import PageStorage
+from .disk_paths import list_absolute_paths
 
 
 def plan_levels(layout: SlotLayout, config: KVCacheManagerConfig) -> list[LevelSlots]:
     """Slots of every level, level 0 first; `ValueError` if a quota is too small."""
     levels: list[LevelSlots] = []
     for level, tier in enumerate(config.cache_tiers):
-        path = tier.path if isinstance(tier, DiskCacheTierConfig) else None
+        path = list_absolute_paths(tier)[0] if isinstance(tier, DiskCacheTierConfig) else None
         counts = plan_slot_counts(layout, config, tier.quota, level)
         levels.append(LevelSlots(tier.tier, path, counts, tier.eviction_policy, tier))
     return levels
