@@ -1,7 +1,7 @@
 """Locks of open files, held by this process alone: a forked child does not keep them.
 
 A lock belongs to what was opened, and a child that `os.fork` makes has that open, too: it would keep the lock after its parent's end. So
-each forked child lets go of the files before any other code runs there, and `unlock_file` unlocks, whatever process still has it open.
+each forked child closes its copies before any other code runs there, and `unlock_file` unlocks, whatever process still has it open.
 """
 
 import fcntl
@@ -41,7 +41,7 @@ class _LockedFiles(ProcessBound):
     __slots__ = ()
 
     def become_foreign(self) -> None:
-        """Let go of the parent's files. Their numbers stay taken: what the child still closes is no other file."""
+        """Close the copies of the parent's files. Their numbers stay taken: what the child still closes is no other file."""
         if len(_locked) == 0:
             return
         nothing = -1
