@@ -180,8 +180,8 @@ class LossyFiles(FilePort):
     def remove(self, path: str) -> None:
         with self.disk.guard:
             self._count_write()
-            if not self.is_dead:
-                del self.disk.files[path]
+            if not self.is_dead and self.disk.files.pop(path, None) is None:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
     def lock(self, path: str) -> int:
         if path in self.disk.locked:

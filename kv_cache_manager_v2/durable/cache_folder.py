@@ -29,6 +29,7 @@ from .folder_parts import PART_NAME, FolderParts, PathShares, replace_file
 from .index_files import load_state, number_of
 from .index_state import IndexSnapshot, IndexState
 from .record_format import MAGIC, frame
+from .snapshot_file import SnapshotFile
 
 FORMAT: Final = 2
 FORMAT_OF_PARTS: Final = 3
@@ -46,7 +47,7 @@ _logger: Final = PackageLog("kv_cache_manager_v2")
 class CacheFolder:
     """Opened and locked by the constructor; `close` unlocks it. ``layout``: what must be equal for the slots to be read."""
 
-    __slots__ = ("path", "files", "parts", "is_read_only", "state", "_lock", "_log", "_log_bytes", "_number", "_old_names")
+    __slots__ = ("path", "files", "parts", "is_read_only", "state", "log_bytes", "snapshot_bytes", "_lock", "_log", "_number", "_old_names")
 
     path: Final[str]
     files: Final[FilePort]
@@ -55,12 +56,16 @@ class CacheFolder:
     """Nothing is locked or written; another process may be writing."""
     state: IndexState
     """What the last process has left; empty once that is restored."""
+    log_bytes: int
+    """Of the present log."""
+    snapshot_bytes: int
+    """Of the newest snapshot of this process; 0 before the first one."""
     _lock: int
     _log: int
-    _log_bytes: int
     _number: int
-    """Of this process' log and snapshot."""
+    """Of the present log."""
     _old_names: list[str]
+    """Of files that the next snapshot replaces."""
 
     def __init__(self, files: FilePort, given: PathShares, identity: str, layout: str, is_read_only: bool = False) -> None:
         """`ValueError` for a folder of another layout or format, `LogicError` while another manager has it, `StorageIOError` where the
@@ -70,7 +75,8 @@ class CacheFolder:
         self.path = self.parts.folders[0]
         self._lock = -1
         self._log = -1
-        self._log_bytes = 0
+        self.log_bytes = 0
+        self.snapshot_bytes = 0
         self.is_read_only = is_read_only
         self._number = 0
         self._old_names = []
@@ -90,13 +96,8 @@ class CacheFolder:
                 self._require_identity(identity, layout)
                 names = files.names(self.path)
                 self.state, numbers = load_state(files, self.path, names)
-                self._old_names = [name for name in names if number_of(name) >= 0]
-                self._number = max(numbers, default=0) + 1
-                self._log = files.open_named(os.path.join(self.path, f"log-{self._number}"), False)
-                write_file(files, self._log, MAGIC, 0)
-                self._log_bytes = len(MAGIC)
-                files.sync(self._log)
-                files.sync_folder(self.path)
+                self._number = max(numbers, default=0)
+                self._begin_log(names)
             except BaseException:
                 self.close()
                 raise
@@ -195,13 +196,33 @@ class CacheFolder:
             "cache rm)"
         )
 
+    def _begin_log(self, names: list[str]) -> None:
+        """``names``: of the files there."""
+        path = os.path.join(self.path, f"log-{self._number + 1}")
+        log = self.files.open_named(path, False)
+        try:
+            write_file(self.files, log, MAGIC, 0)
+            self.files.sync(log)
+            self.files.sync_folder(self.path)
+        except BaseException:
+            self.files.close_file(log)
+            raise
+        older = self._log
+        self._log = log
+        self.log_bytes = len(MAGIC)
+        self._number += 1
+        # Also snapshots that were not finished, and not a log whose beginning was refused: that has the number of the present one.
+        self._old_names = [name for name in names if 0 <= number_of(name.removesuffix(".new")) < self._number]
+        if older >= 0:
+            self._close_file(older)
+
     # -- writing; by one thread at a time -----------------------------------------------------------------------------
 
     def append(self, records: bytes) -> None:
         """Add records to the log, and return once they are safe. `OSError`: they may not be there, nor whatever comes after them."""
         data = frame(records)
-        write_file(self.files, self._log, data, self._log_bytes)
-        self._log_bytes += len(data)
+        write_file(self.files, self._log, data, self.log_bytes)
+        self.log_bytes += len(data)
         self.files.sync(self._log)
         self._require_log()
 
@@ -217,7 +238,7 @@ class CacheFolder:
             file = self.files.open_named(path, False)
             try:
                 # Another manager may have begun anew in its place.
-                is_there = self.files.length(file) == self._log_bytes
+                is_there = self.files.length(file) == self.log_bytes
             finally:
                 self.files.close_file(file)
         if not is_there:
@@ -234,40 +255,60 @@ class CacheFolder:
                 raise _vanished(os.path.join(folder, PART_NAME))
 
     def write_snapshot(self, snapshot: IndexSnapshot) -> None:
-        """The state at the beginning of this process' log; what older processes have left is removed."""
-        path = os.path.join(self.path, f"snapshot-{self._number}")
-        new_path = path + ".new"
-        file = self.files.open_named(new_path, False)
+        """The state at the beginning of the present log; what is older is removed."""
+        target = self.open_snapshot()
         try:
-            self.files.discard(file, 0, self.files.length(file), True)
-            write_file(self.files, file, MAGIC, 0)
-            offset = len(MAGIC)
             piece = snapshot.take_piece()
             while piece is not None:
-                data = frame(piece)
-                write_file(self.files, file, data, offset)
-                offset += len(data)
+                target.write(piece)
                 piece = snapshot.take_piece()
-            self.files.sync(file)
-        finally:
-            self.files.close_file(file)
-        self.files.rename(new_path, path)
-        self.files.sync_folder(self.path)
-        for name in self._old_names:
-            self.files.remove(os.path.join(self.path, name))
-        self._old_names.clear()
+            self.adopt_snapshot(target)
+        except BaseException:
+            target.abandon()
+            raise
+
+    def open_snapshot(self) -> SnapshotFile:
+        """That of the state at the beginning of the present log, to be written; then `adopt_snapshot`."""
+        return SnapshotFile(self.files, self.path, self._number)
+
+    def adopt_snapshot(self, target: SnapshotFile) -> None:
+        """It is written whole: it counts from now on, and what is older is removed."""
+        target.finish()
+        self.snapshot_bytes = target.num_bytes
+        while self._old_names:
+            try:
+                self.files.remove(os.path.join(self.path, self._old_names[-1]))
+            except FileNotFoundError:
+                pass
+            self._old_names.pop()
+
+    def begin_log(self) -> None:
+        """Append to a new log from now on; the older files wait for the snapshot that replaces them. `OSError`: all is as before."""
+        self._require_log()
+        self._begin_log(self.files.names(self.path))
+
+    def list_older(self) -> list[str]:
+        """The files that say what was there when the present log began, in the order in which they are to be read."""
+        snapshots = [number_of(name) for name in self._old_names if name.startswith("snapshot-")]
+        first = max(snapshots, default=-1)
+        logs = sorted([number_of(name) for name in self._old_names if name.startswith("log-")])
+        names = [f"log-{number}" for number in logs if number >= first]
+        return names if first < 0 else [f"snapshot-{first}", *names]
 
     def close(self) -> None:
         """Unlock the folder and its parts. Twice is fine."""
         self.parts.close()
         for file in (self._log, self._lock):
             if file >= 0:
-                try:
-                    self.files.close_file(file)
-                except OSError as error:
-                    _logger.warning("closing a file in %s: %s", self.path, error)
+                self._close_file(file)
         self._log = -1
         self._lock = -1
+
+    def _close_file(self, file: int) -> None:
+        try:
+            self.files.close_file(file)
+        except OSError as error:
+            _logger.warning("closing a file in %s: %s", self.path, error)
 
 
 _MASK: Final = (1 << 64) - 1

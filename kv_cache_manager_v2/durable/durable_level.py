@@ -21,6 +21,7 @@ from ..device.slot_watch import SlotTicket, SlotWatch
 from .cache_folder import CacheFolder
 from .index_writer import PAGE_RECORD, RECORD, IndexWriter
 from .index_state import IndexSnapshot, IndexState
+from .live_nodes import LiveNodes
 from .node_batch import WHOLE, NodeBatch
 from .record_format import encode_clear_all, encode_clear_scope, encode_free, encode_page, encode_weights
 from .write_batch import NO_POSITION, WriteBatch
@@ -266,8 +267,8 @@ class DurableLevel:
                 is_write=True,
             )
 
-    def start(self, snapshot: IndexSnapshot) -> None:
-        self.writer.start(snapshot)
+    def start(self, snapshot: IndexSnapshot, live: LiveNodes) -> None:
+        self.writer.start(snapshot, live)
 
     def close(self) -> None:
         """Write what is queued, and unlock the folder. The disk's work is done; the files are still open. Twice is fine."""

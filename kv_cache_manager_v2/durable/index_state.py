@@ -286,7 +286,7 @@ class IndexState:
         if form != PACKED and form != MIXED or num_bytes == 0:
             raise BadRecordError(f"a node without tokens, or of form {form}")
         _require_bytes(position + _AT_TOKENS + num_bytes, end)
-        parent = self._find(read_i64_le(records, position + _AT_PARENT))
+        parent = self.find(read_i64_le(records, position + _AT_PARENT))
         self._add_node(number, parent if parent != NO_ORDINAL else IS_GONE, position)
         return position + _AT_TOKENS + num_bytes
 
@@ -296,7 +296,7 @@ class IndexState:
             raise BadRecordError(f"a node with the number {number}")
         if number >= self.next_node:
             self.next_node = number + 1
-        elif self._find(number) != NO_ORDINAL:
+        elif self.find(number) != NO_ORDINAL:
             raise BadRecordError(f"a second node with the number {number}")
         if parent == IS_GONE:
             return NO_ORDINAL
@@ -312,7 +312,7 @@ class IndexState:
         piece: i64 = len(self._pieces) - 1
         return piece << 32 | position
 
-    def _find(self, number: i64) -> i64:
+    def find(self, number: i64) -> i64:
         """The ordinal of the node with that number that is there, or NO_ORDINAL."""
         numbers = self._numbers
         count: i64 = len(numbers)
@@ -338,7 +338,7 @@ class IndexState:
         pool_group: i64 = i64(read_i16_le(records, position + _AT_POOL_GROUP)) & _SHORT_MASK
         # What lay there is gone, and a page that is written anew comes last.
         self._free_slot(slot, pool_group)
-        node = self._find(read_i64_le(records, position + _AT_NODE))
+        node = self.find(read_i64_le(records, position + _AT_NODE))
         if node != NO_ORDINAL:
             self._page_in_slot[int(slot << 16 | pool_group)] = len(self.page_nodes)
             self.page_nodes = append(self.page_nodes, node)
@@ -405,7 +405,7 @@ class IndexState:
             self.page_nodes[self._page_in_slot.pop(place)] = IS_GONE
 
 
-_PIECE_BYTES: Final = 1 << 20
+_PIECE_BYTES: Final = 1 << 17
 
 
 @final

@@ -2,6 +2,7 @@
 
 A page's record comes after its bytes: before it is written, the files of the slots are synced. Callers and the workers of the disk only
 put records into a queue whose calls are single C calls, so a caller may be interrupted anywhere, and waits for nothing but `flush`.
+When the log has become large beside the last snapshot, a new one is made between the batches (`IndexCompaction`).
 
     state     way out
     writing   close: closed; the disk refuses: failed
@@ -25,7 +26,9 @@ from ..base.package_log import PackageLog
 from ..device.exit_drain import Drained, drain_at_exit, forget_at_exit
 from ..device.slot_watch import SlotWatch
 from .cache_folder import CacheFolder
+from .index_compaction import IndexCompaction
 from .index_state import IndexSnapshot
+from .live_nodes import LiveNodes
 from .node_batch import NodeBatch
 
 RECORD: Final = 0
@@ -36,6 +39,9 @@ _CLOSE: Final = 3
 _MOST_RECORDS: Final = 4096
 """In one frame."""
 _WATCH_SECONDS: Final = 0.05
+_LEAST_LOG_BYTES: Final = 1 << 20
+_MOST_SNAPSHOTS: Final = 4
+"""So many times the bytes of the last snapshot a log may have before the next one."""
 
 _logger: Final = PackageLog("kv_cache_manager_v2")
 
@@ -57,11 +63,16 @@ class _Latch:
 @final
 @mypyc_attr(native_class=True)
 class IndexWriter(Drained):
-    """See the module. ``failure``: why nothing is written any more, or an empty text."""
+    """See the module. ``failure``: why nothing is written any more, or an empty text. ``least_log_bytes``: of a log that a new snapshot
+    is made for."""
 
-    __slots__ = ("failure", "_folder", "_watches", "_snapshot", "_inbox", "_nodes", "_process", "_ended", "_is_started")
+    __slots__ = (
+        "failure", "least_log_bytes", "_folder", "_watches", "_snapshot", "_inbox", "_nodes", "_process", "_ended", "_is_started", "_live",
+        "_compaction", "_retry_bytes",
+    )  # fmt: skip
 
     failure: str
+    least_log_bytes: int
     _folder: Final[CacheFolder]
     _watches: Final[list[SlotWatch]]
     _snapshot: IndexSnapshot | None
@@ -72,9 +83,15 @@ class IndexWriter(Drained):
     _process: Final[int]
     _ended: Final[_Latch]
     _is_started: bool
+    _live: LiveNodes | None
+    _compaction: IndexCompaction | None
+    """Under way."""
+    _retry_bytes: int
+    """Of the log, before what was refused is tried again."""
 
     def __init__(self, folder: CacheFolder, watches: list[SlotWatch]) -> None:
         self.failure = ""
+        self.least_log_bytes = _LEAST_LOG_BYTES
         self._folder = folder
         self._watches = watches
         self._snapshot = None
@@ -83,6 +100,9 @@ class IndexWriter(Drained):
         self._process = os.getpid()
         self._ended = _Latch()
         self._is_started = False
+        self._live = None
+        self._compaction = None
+        self._retry_bytes = 0
 
     # -- on any thread ------------------------------------------------------------------------------------------------
 
@@ -99,11 +119,12 @@ class IndexWriter(Drained):
 
     # -- on the caller's thread ---------------------------------------------------------------------------------------
 
-    def start(self, snapshot: IndexSnapshot) -> None:
+    def start(self, snapshot: IndexSnapshot, live: LiveNodes) -> None:
         """Begin, with that snapshot. Of a folder that is only read there is nothing to begin."""
         if self._folder.is_read_only:
             return
         self._snapshot = snapshot
+        self._live = live
         try:
             start_new_thread(self._serve, ())
         except RuntimeError as error:
@@ -158,6 +179,8 @@ class IndexWriter(Drained):
         snapshot = None
         while is_open:
             is_open = self._serve_batch()
+        # What is older says the same: the next process makes the snapshot.
+        self._end_compaction()
         self._ended.lock.release()
 
     def _serve_batch(self) -> bool:
@@ -165,7 +188,11 @@ class IndexWriter(Drained):
         latches: list[_Latch] = []
         has_pages = False
         is_open = True
-        message = self._inbox.get()
+        try:
+            message = self._inbox.get(self._compaction is None)
+        except Empty:
+            self._compact()
+            return True
         while True:
             while self._nodes:
                 records.append(self._nodes.popleft().encode())
@@ -187,7 +214,42 @@ class IndexWriter(Drained):
             self._write(records, has_pages)
         for latch in latches:
             latch.lock.release()
+        self._compact()
         return is_open
+
+    def _compact(self) -> None:
+        """One step of a new snapshot, if it is time for one."""
+        compaction = self._compaction
+        try:
+            if self.failure:
+                self._end_compaction()
+            elif compaction is not None:
+                if not compaction.step():
+                    self._compaction = None
+                    self._retry_bytes = 0
+            elif self._live is not None and self._folder.log_bytes >= self._count_log_bytes():
+                self._folder.begin_log()
+                # Only now: all whose record is in an older log had its number before.
+                self._compaction = IndexCompaction(self._folder, self._live.copy_numbers())
+        except Exception as error:
+            self._end_compaction()
+            self._retry_bytes = 2 * max(self._folder.log_bytes, self._count_log_bytes())
+            _logger.warning(
+                "the durable level in %s keeps its old index, which grows: %s. It is tried again once the log has %d bytes; serving goes on",
+                self._folder.path,
+                error,
+                self._retry_bytes,
+            )
+
+    def _count_log_bytes(self) -> int:
+        """Of a log that is too large."""
+        return max(self.least_log_bytes, _MOST_SNAPSHOTS * self._folder.snapshot_bytes, self._retry_bytes)
+
+    def _end_compaction(self) -> None:
+        compaction = self._compaction
+        self._compaction = None
+        if compaction is not None:
+            compaction.abandon()
 
     def _write(self, records: list[bytes], has_pages: bool) -> None:
         try:

@@ -101,7 +101,7 @@ class DurableRestore:
         parents = vec[i64]([self._twins[parent] if parent >= 0 else parent for parent in state.parents])
         page_nodes = vec[i64]([self._twins[node] if node >= 0 else node for node in state.page_nodes])
         nodes = self._list_nodes(state)
-        self._durable.start(IndexSnapshot(state, nodes, parents, self.pages, page_nodes, state.next_generation))
+        self._durable.start(IndexSnapshot(state, nodes, parents, self.pages, page_nodes, state.next_generation), self._nodes)
         self._durable.folder.state = IndexState()
         return IndexSnapshot(state, nodes, parents, self.pages, page_nodes, state.next_generation, False)
 

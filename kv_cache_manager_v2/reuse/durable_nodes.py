@@ -10,6 +10,7 @@ from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..durable.durable_level import DurableLevel
+from ..durable.live_nodes import LiveNodes
 from ..durable.record_format import MIXED, PACKED, encode_mixed, encode_root
 from ..storage.page_rows import PageRows, WordColumn
 from .block import Block
@@ -25,7 +26,7 @@ NOT_KEPT: Final = -1
 
 @final
 @mypyc_attr(native_class=True)
-class DurableNodes:
+class DurableNodes(LiveNodes):
     """By block, and by root."""
 
     __slots__ = ("_level", "_rows", "_block_bytes", "_digests", "_of_blocks", "_of_roots", "_next_node")
@@ -54,6 +55,14 @@ class DurableNodes:
         if block.first_page < 0:
             return self._of_roots.get(int(block.first_page), NO_NODE)
         return self._of_blocks.words[self._rows.block_number(block.first_page)]
+
+    def copy_numbers(self) -> vec[i64]:
+        # Each of the two copies is one step for other threads.
+        roots = list(self._of_roots.values())
+        numbers = self._of_blocks.words[:]
+        for root in roots:
+            numbers = append(numbers, root)
+        return numbers
 
     def adopt(self, block: Block, node: i64) -> None:
         """The block, or root, was recorded by the last process."""

@@ -1,0 +1,18 @@
+"""What the index asks of those who give the numbers of nodes: which ones are in use."""
+
+from abc import ABCMeta, abstractmethod
+
+from librt.vecs import vec
+from mypy_extensions import i64, mypyc_attr
+
+
+@mypyc_attr(native_class=True)
+class LiveNodes(metaclass=ABCMeta):
+    """The numbers of the blocks in the tree."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def copy_numbers(self) -> vec[i64]:
+        """Of all blocks in the tree that have a number, roots included; numbers below 1 mean nothing. From any thread, without waiting:
+        a number that was given before the call is there unless its block has left the tree."""
