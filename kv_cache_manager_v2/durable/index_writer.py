@@ -235,7 +235,7 @@ class IndexWriter(Drained):
             self._end_compaction()
             self._retry_bytes = 2 * max(self._folder.log_bytes, self._count_log_bytes())
             _logger.warning(
-                "the durable level in %s keeps its old index, which grows: %s. It is tried again once the log has %d bytes; serving goes on",
+                "the durable level in %s keeps its old index, which grows: %s. The next try: when its log has %d bytes; serving goes on",
                 self._folder.path,
                 error,
                 self._retry_bytes,

@@ -14,6 +14,9 @@ from ..device.file_bytes import write_file
 from ..device.file_port import FilePort
 from .record_format import MAGIC, frame
 
+_SYNC_BYTES: Final = 4 << 20
+"""At once: the log's own syncs wait for no more."""
+
 _logger = logging.getLogger("kv_cache_manager_v2")
 
 
@@ -22,13 +25,14 @@ _logger = logging.getLogger("kv_cache_manager_v2")
 class SnapshotFile:
     """``num_bytes``: written so far. Of one thread."""
 
-    __slots__ = ("num_bytes", "_files", "_folder", "_path", "_file")
+    __slots__ = ("num_bytes", "_files", "_folder", "_path", "_file", "_synced_bytes")
 
     num_bytes: int
     _files: Final[FilePort]
     _folder: Final[str]
     _path: Final[str]
     _file: int
+    _synced_bytes: int
 
     def __init__(self, files: FilePort, folder: str, number: int) -> None:
         self._files = files
@@ -36,6 +40,7 @@ class SnapshotFile:
         self._path = os.path.join(folder, f"snapshot-{number}")
         self._file = files.open_named(self._path + ".new", False)
         self.num_bytes = len(MAGIC)
+        self._synced_bytes = 0
         try:
             files.discard(self._file, 0, files.length(self._file), True)
             write_file(files, self._file, MAGIC, 0)
@@ -47,6 +52,9 @@ class SnapshotFile:
         data = frame(records)
         write_file(self._files, self._file, data, self.num_bytes)
         self.num_bytes += len(data)
+        if self.num_bytes - self._synced_bytes >= _SYNC_BYTES:
+            self._files.sync(self._file)
+            self._synced_bytes = self.num_bytes
 
     def finish(self) -> None:
         """From its return on the snapshot counts, whatever happens."""

@@ -38,6 +38,13 @@ def check_restart(process: Process, choices: random.Random) -> None:
     process.end()
 
 
+def make_snapshots(process: Process, choices: random.Random) -> None:
+    """Of the index, often, seldom or never while it is used."""
+    durable = process.manager._shared.storage.durable
+    assert durable is not None
+    durable.writer.least_log_bytes = choices.choice((100, 1000, 1 << 20))
+
+
 def _make_paths(tmp_path: Path) -> list[str]:
     (tmp_path / "second").mkdir()
     return [str(tmp_path / "second")]
@@ -58,6 +65,7 @@ def test_killed_at_any_write(seed: int, tmp_path: Path) -> None:
     )
     for _crash in range(3):
         process, files = next_process(disk, config, choices.randrange(1, 200))
+        make_snapshots(process, choices)
         serve(process, choices, NUM_STEPS)
         process.settle()
         if not files.is_dead:
@@ -78,6 +86,7 @@ def test_what_was_on_the_disk_is_found(seed: int, tmp_path: object) -> None:
     texts = [random_text(choices) for _text in range(12)]
     for _crash in range(3):
         process, files = next_process(disk, config)
+        make_snapshots(process, choices)
         for text in texts:
             assert process.run(text) >= 0
         process.settle()

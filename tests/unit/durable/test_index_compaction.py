@@ -205,6 +205,42 @@ def test_nodes_of_nothing_are_left_out(tmp_path: object) -> None:
     assert [os.path.basename(path) for path in disk.paths("log-") + disk.paths("snapshot-")] == ["log-2", "log-3", "snapshot-2"]
 
 
+def test_ancestors_of_pages_stay(tmp_path: object) -> None:
+    """Of a page in a slot that nothing has overwritten, though its block and all above it have left the tree."""
+    disk = LossyDisk()
+    folder = open_folder(disk, str(tmp_path))
+    nodes = [encode_node(number, number - 1, number.to_bytes(4, "little"), PACKED) for number in range(2, 9)]
+    appended = [encode_root(1, None, "a"), *nodes, encode_page(7, 1, 3, 0, 0, [5])]
+    for records in appended:
+        folder.append(records)
+    folder.begin_log()
+    compaction = IndexCompaction(folder, vec[i64]())
+    while compaction.step():
+        pass
+    folder.close()
+    again = open_folder(disk, str(tmp_path))
+    assert describe(again.state) == describe(state_of(appended)) and sorted(again.state.nodes) == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_snapshots_that_were_not_finished_are_removed(tmp_path: object) -> None:
+    """Of a process that was killed while it wrote one."""
+    disk = LossyDisk()
+    folder = open_folder(disk, str(tmp_path))
+    folder.append(encode_root(1, None, "a"))
+    folder.begin_log()
+    compaction = IndexCompaction(folder, vec[i64]([1]))
+    while disk.paths(".new") == []:
+        assert compaction.step()
+    assert isinstance(folder.files, LossyFiles)
+    folder.files.kill()
+    again = open_folder(disk, str(tmp_path))
+    again.begin_log()
+    compaction = IndexCompaction(again, vec[i64]([1]))
+    while compaction.step():
+        pass
+    assert disk.paths(".new") == [] and len(disk.paths("log-")) == 1 and len(disk.paths("snapshot-")) == 1
+
+
 class FullFiles(LossyFiles):
     """Whatever is written to a file whose name has ``part`` is refused."""
 
