@@ -82,7 +82,7 @@ class IndexCompaction:
         try:
             self._close()
         except OSError as error:
-            _logger.warning("closing a file of the index in %s: %s", self._folder.path, error)
+            _logger.warning("closing a file in %s: %s", self._folder.path, error)
         if self._target is not None:
             self._target.abandon()
             self._target = None
