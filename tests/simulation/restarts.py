@@ -33,13 +33,14 @@ def durable_config_of_every_kind(has_state: bool, folder: str, num_slots: int) -
 
 class Restarts:
     """``found``: pages that each life began with. ``ends``: those that each must leave.
-    ``num_probes``: texts whose match was compared with the model's."""
+    ``num_probes``: texts whose match was compared with the model's. ``least_log_bytes``: of a log that a new snapshot is made for."""
 
-    def __init__(self, has_state: bool, seed: int, folder: str, num_slots: int = 80) -> None:
+    def __init__(self, has_state: bool, seed: int, folder: str, num_slots: int = 80, least_log_bytes: int = 1 << 20) -> None:
         self.config = durable_config_of_every_kind(has_state, folder, num_slots)
         self.has_state = has_state
         self.random = random.Random(seed)
         self.seed = seed
+        self.least_log_bytes = least_log_bytes
         self.disk = LossyDisk()
         self.answers = hashlib.sha256()
         self.found: list[int] = []
@@ -59,6 +60,9 @@ class Restarts:
         files = LossyFiles(self.disk)
         device = HostDevice(files=files)
         manager = KVCacheManager(self.config, device=device)
+        started = manager._shared.storage.durable
+        assert started is not None
+        started.writer.least_log_bytes = self.least_log_bytes
         manager.check_invariants()
         if life == 0:
             rules = [self.rule_of(manager, group) for group in range(len(manager.layer_grouping))]

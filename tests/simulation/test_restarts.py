@@ -17,3 +17,14 @@ def test_the_next_process_has_what_it_must(tmp_path: Path, has_state: bool, seed
     digest = run.run(NUM_LIVES, NUM_CALLS)
     assert max(run.found) > 10 and max(run.ends) > 10 and (has_state or run.num_probes > 20)
     assert seed > 0 or Restarts(has_state, seed, str(tmp_path)).run(NUM_LIVES, NUM_CALLS) == digest
+
+
+@pytest.mark.parametrize("has_state", [False, True])
+@pytest.mark.parametrize("seed", range(3, 5))
+def test_snapshots_of_the_index_meanwhile_cost_nothing(tmp_path: Path, has_state: bool, seed: int) -> None:
+    """Made all the time. What is left of blocks that have left the tree may depend on when: only the least is compared."""
+    run = Restarts(has_state, seed, str(tmp_path), least_log_bytes=500)
+    run.run(NUM_LIVES, NUM_CALLS)
+    assert max(run.found) > 10 and max(run.ends) > 10 and (has_state or run.num_probes > 20)
+    numbers = [int(path.rpartition("-")[2]) for path in run.disk.paths("/log-")]
+    assert max(numbers) > NUM_LIVES, "a log is begun at each start, and for each snapshot meanwhile"
