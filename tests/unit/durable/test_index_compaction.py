@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import random
+from collections.abc import Sequence
 
 import pytest
 from librt.vecs import vec
@@ -251,10 +252,10 @@ class FullFiles(LossyFiles):
         self.names_of[file] = path
         return file
 
-    def transfer(self, file: int, is_write: bool, addresses: object, sizes: object, offset: int) -> int:  # type: ignore[override]
+    def transfer(self, file: int, is_write: bool, addresses: Sequence[int], sizes: Sequence[int], offset: int) -> int:
         if is_write and self.part in self.names_of.get(file, ""):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return super().transfer(file, is_write, addresses, sizes, offset)  # type: ignore[arg-type]
+        return super().transfer(file, is_write, addresses, sizes, offset)
 
     def __init__(self, disk: LossyDisk) -> None:
         super().__init__(disk)
