@@ -8,8 +8,9 @@
         log-<number>            what came after that
 
 A level on several paths has parts on the others (`FolderParts`). The state is the newest whole snapshot, and then all logs from its
-number on. A process begins with a log of its own and writes the snapshot for it; older files are removed once that is on the disk. A
-folder with another layout or format is refused, never changed.
+number on. A process begins with a log of its own and writes the snapshot for it, and does so again whenever the log has become large
+(`IndexCompaction`); older files are removed once the snapshot is on the disk. A folder with another layout or format is refused, never
+changed.
 """
 
 import errno
