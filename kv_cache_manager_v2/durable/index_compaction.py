@@ -12,20 +12,20 @@ Law: a start finds the same pages with the new snapshot as with the files that i
 without either, of blocks that have left the tree and whose pages were overwritten, are left out.
 """
 
-import logging
 import os
 from typing import Final, final
 
 from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
+from ..base.package_log import PackageLog
 from ..device.file_bytes import read_range
 from .cache_folder import CacheFolder
 from .index_state import IS_GONE, NO_ORDINAL, IndexSnapshot, IndexState
 from .record_format import MAGIC, BadRecordError, split_frames
 from .snapshot_file import SnapshotFile
 
-_logger = logging.getLogger("kv_cache_manager_v2")
+_logger: Final = PackageLog("kv_cache_manager_v2")
 
 _STEP_BYTES: Final = 1 << 16
 """Read at once: how long other threads may have to wait for the interpreter."""

@@ -4,12 +4,12 @@
     open     finish: named; abandon: gone
 """
 
-import logging
 import os
 from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
+from ..base.package_log import PackageLog
 from ..device.file_bytes import write_file
 from ..device.file_port import FilePort
 from .record_format import MAGIC, frame
@@ -17,7 +17,7 @@ from .record_format import MAGIC, frame
 _SYNC_BYTES: Final = 4 << 20
 """At once: the log's own syncs wait for no more."""
 
-_logger = logging.getLogger("kv_cache_manager_v2")
+_logger: Final = PackageLog("kv_cache_manager_v2")
 
 
 @final
