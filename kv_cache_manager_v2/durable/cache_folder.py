@@ -207,6 +207,7 @@ class CacheFolder:
             self.files.sync_folder(self.path)
         except BaseException:
             self.files.close_file(log)
+            self._remove_log(self._number + 1)
             raise
         older = self._log
         self._log = log
@@ -226,6 +227,16 @@ class CacheFolder:
         self.log_bytes += len(data)
         self.files.sync(self._log)
         self._require_log()
+
+    def remove_log(self) -> None:
+        """After an `OSError`: the index is what it was before this process."""
+        self._remove_log(self._number)
+
+    def _remove_log(self, number: int) -> None:
+        try:
+            self.files.remove(os.path.join(self.path, f"log-{number}"))
+        except OSError as error:
+            _logger.warning("removing log-%d in %s: %s", number, self.path, error)
 
     def _require_log(self) -> None:
         """`FileNotFoundError` where what is written has no name any more: then no process will find it."""

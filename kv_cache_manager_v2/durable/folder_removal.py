@@ -16,35 +16,81 @@ from .index_files import number_of
 from .record_format import encode_clear_scope
 
 _DATA_NAME: Final = re.compile(r"data-[0-9]+-[0-9]+")
+_OWN_NAMES: Final = (PART_NAME, IDENTITY_NAME, LOCK_NAME)
+_NAMES_SHOWN: Final = 4
 
 
 def remove_folder(files: FilePort, path: str, more_paths: Sequence[str] = ()) -> None:
     """Remove the folder, its parts that are found, and all that a manager has put there. ``more_paths``: where parts may be that have
-    moved. `LogicError` while a manager has it; `OSError` if some of it stays.
+    moved. `LogicError` while a manager has one of these folders, `ValueError` where one of them cannot be removed as a whole: then all of
+    them are as they were. `OSError` if the disk refuses.
 
     Interrupted anywhere, what is left is an older or a smaller state, and nothing that was cleared is found again.
     """
-    lock_path = os.path.join(path, LOCK_NAME)
+    require_removable(files, path)
+    parts = _list_parts(files, path, more_paths) if IDENTITY_NAME in files.names(path) else []
+    for part in parts:
+        require_removable(files, part)
+    locks: list[int] = []
     try:
-        lock = files.lock(lock_path)
-    except BlockingIOError:
-        raise LogicError(f"{path} is in use by {name_holder(files, path)}; shut that manager down first") from None
-    try:
+        for folder in (path, *parts):
+            locks.append(_lock(files, folder))
+            # Another process may have written meanwhile.
+            require_removable(files, folder)
         names = files.names(path)
         # What clears a scope is in a log, and nothing that it clears is in a later one: so snapshots are removed first, then logs,
         # each from the oldest.
-        index = sorted([name for name in names if number_of(name) >= 0], key=_removal_order)
-        rest = [name for name in names if _DATA_NAME.fullmatch(name) is not None or name.endswith(".new")]
-        parts = _list_parts(files, path, more_paths) if IDENTITY_NAME in names else []
-        for name in index:
+        for name in sorted([name for name in names if number_of(name) >= 0], key=_removal_order):
             files.remove(os.path.join(path, name))
         for part in parts:
-            remove_folder(files, part)
-        for name in [*rest, PART_NAME, IDENTITY_NAME, LOCK_NAME]:
-            if name in names or name == LOCK_NAME:
-                files.remove(os.path.join(path, name))
+            _remove_rest(files, part)
+        _remove_rest(files, path)
     finally:
-        files.close_file(lock)
+        for lock in locks:
+            files.close_file(lock)
+
+
+def require_removable(files: FilePort, path: str) -> None:
+    """`ValueError`, with the way out, where the folder could not be removed as a whole. Nothing is changed."""
+    if os.path.islink(path):
+        target = os.path.realpath(path)
+        raise ValueError(f"it is a symbolic link to {target}; nothing of it is removed. Remove that folder, and then the link, by hand")
+    for folder in (path, os.path.dirname(os.path.abspath(path))):
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise ValueError(
+                f"{folder} cannot be written: nothing is removed. Run as the user who may, or mount its disk for writing"
+            )
+    foreign = [name for name in sorted(files.names(path)) if not _is_removable(path, name)]
+    if len(foreign) > 0:
+        more = "" if len(foreign) <= _NAMES_SHOWN else f" and {len(foreign) - _NAMES_SHOWN} more"
+        raise ValueError(
+            f"it has {', '.join(foreign[:_NAMES_SHOWN])}{more}, which no manager has made; nothing of it is removed. Move that elsewhere, "
+            "or remove the folder by hand"
+        )
+
+
+def _is_removable(path: str, name: str) -> bool:
+    """Whether it is a file that a manager may have made."""
+    if number_of(name) < 0 and name not in _OWN_NAMES and _DATA_NAME.fullmatch(name) is None and not name.endswith(".new"):
+        return False
+    whole = os.path.join(path, name)
+    return os.path.islink(whole) or not os.path.isdir(whole)
+
+
+def _lock(files: FilePort, path: str) -> int:
+    try:
+        return files.lock(os.path.join(path, LOCK_NAME))
+    except BlockingIOError:
+        raise LogicError(f"{path} is in use by {name_holder(files, path)}; shut that manager down first") from None
+
+
+def _remove_rest(files: FilePort, path: str) -> None:
+    """All but the index, and the folder."""
+    names = files.names(path)
+    rest = [name for name in names if name not in _OWN_NAMES]
+    for name in [*rest, PART_NAME, IDENTITY_NAME, LOCK_NAME]:
+        if name in names:
+            files.remove(os.path.join(path, name))
     files.remove_folder(path)
 
 
@@ -63,7 +109,8 @@ def _removal_order(name: str) -> tuple[bool, int]:
 
 
 def remove_scopes(files: FilePort, contents: FolderContents, salts: list[int | str | None]) -> None:
-    """Nothing of these scopes is found again; their slots are free for the next manager. `LogicError` while a manager has the folder."""
+    """Nothing of these scopes is found again; their slots are free for the next manager. `LogicError` while a manager has the folder;
+    `StorageIOError` or `OSError` where the disk refuses: then the index is as it was."""
     identity = json.dumps(contents.identity, sort_keys=True)
     parent, name = os.path.split(os.path.abspath(contents.path))
     if folder_name(identity) != name:
@@ -74,5 +121,8 @@ def remove_scopes(files: FilePort, contents: FolderContents, salts: list[int | s
     folder = CacheFolder(files, PathShares(paths, [], []), identity, json.dumps(contents.layout))
     try:
         folder.append(b"".join([encode_clear_scope(None, salt) for salt in salts]))
+    except OSError:
+        folder.remove_log()
+        raise
     finally:
         folder.close()

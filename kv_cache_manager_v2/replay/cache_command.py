@@ -6,12 +6,12 @@ import os
 import sys
 from typing import Any, Final, TextIO
 
-from .. import LogicError
+from .. import LogicError, StorageIOError
 from ..device.checksum import require_xxhash
 from ..device.os_files import OsFiles
 from ..device.read_only_files import ReadOnlyFiles
 from ..durable.folder_contents import FolderContents, ScopeFigures, find_folders, find_level_of_part
-from ..durable.folder_removal import remove_folder, remove_scopes
+from ..durable.folder_removal import remove_folder, remove_scopes, require_removable
 from ..durable.slot_check import SlotCheck
 from .bad_input import BadInputError
 from .exit_codes import EXIT_BAD_INPUT, EXIT_OK, EXIT_WRONG
@@ -20,6 +20,7 @@ from .report_rows import aligned, format_bytes
 
 CACHE_HELP: Final = "durable disk levels: what they have, whether it is whole, and how to remove it"
 _FAULTS_SHOWN: Final = 20
+_NO_FAULTS: Final[list[str]] = []
 
 
 def add_cache_options(parser: argparse.ArgumentParser) -> None:
@@ -86,6 +87,18 @@ def _read(path: str, more_paths: list[str]) -> FolderContents:
         return FolderContents(ReadOnlyFiles(), path, more_paths)
     except ValueError as error:
         raise BadInputError(f"{path}: {error}") from None
+    except OSError as failure:  # another name: mypyc gives one name one type
+        raise BadInputError(_name_failure(path, failure)) from None
+
+
+def _name_failure(path: str, failure: OSError) -> str:
+    name = "" if failure.filename is None or failure.filename == path else f"{os.path.basename(str(failure.filename))}: "
+    return f"{path}: {name}{failure.strerror or failure}"
+
+
+def _refuse(reason: object) -> None:
+    """Say why a folder is left as it is; the command goes on with the others."""
+    sys.stderr.write(f"kvcm: {reason}\n")
 
 
 def _find_part_faults(contents: FolderContents) -> list[str]:
@@ -104,7 +117,7 @@ def _list(folders: list[str], more_paths: list[str], as_json: bool) -> int:
         try:
             contents = _read(path, more_paths)
         except BadInputError as error:
-            sys.stderr.write(f"kvcm: {error}\n")
+            _refuse(error)
             code = EXIT_BAD_INPUT
             continue
         scopes = contents.list_scopes()
@@ -176,15 +189,26 @@ def _name_scope(salt: int | str | None) -> str:
 
 
 def _verify(folders: list[str], more_paths: list[str], as_json: bool, is_quiet: bool) -> int:
+    """A folder that cannot be read is named, and the others are read."""
     code = EXIT_OK
     figures: list[dict[str, Any]] = []
     for path in folders:
         progress = ReadProgress(sys.stderr, is_quiet)
+        reason = ""
+        num_pages, num_bytes, faults = 0, 0, _NO_FAULTS
         try:
             num_pages, num_bytes, faults = _check_pages(path, more_paths, progress)
+        except BadInputError as error:
+            reason = str(error)
+        except OSError as failure:  # another name: mypyc gives one name one type
+            reason = _name_failure(path, failure)
         finally:
             progress.stop()
-        if len(faults) > 0:
+        if reason:
+            _refuse(reason)
+            code = EXIT_BAD_INPUT
+            continue
+        if len(faults) > 0 and code == EXIT_OK:
             code = EXIT_WRONG
         if as_json:
             figures.append({"folder": path, "pages": num_pages, "bytes": num_bytes, "faults": faults})
@@ -252,42 +276,86 @@ def _check_all(contents: FolderContents, check: SlotCheck, progress: ReadProgres
 
 
 def _remove(folders: list[str], options: argparse.Namespace, answers: TextIO) -> int:
+    """A folder that cannot be removed is named and left as it is, and the others are removed."""
+    more_paths: list[str] = options.more_paths
+    removable: list[str] = []
+    for path in folders:
+        reason = _find_reason_to_keep(path, more_paths, options)
+        if reason:
+            _refuse(f"{path}: {reason}")
+        else:
+            removable.append(path)
+    if len(options.salt) > 0:
+        is_done = _remove_scopes(removable, options, answers)
+    else:
+        is_done = _remove_folders(removable, options, answers)
+    return EXIT_OK if is_done and len(removable) == len(folders) else EXIT_BAD_INPUT
+
+
+def _find_reason_to_keep(path: str, more_paths: list[str], options: argparse.Namespace) -> str:
+    """Why nothing of that folder is removed; empty if it may be."""
+    try:
+        if len(options.salt) == 0:
+            require_removable(ReadOnlyFiles(), path)
+        level = find_level_of_part(ReadOnlyFiles(), path)
+    except ValueError as error:
+        return str(error)
+    except OSError as failure:  # another name: mypyc gives one name one type
+        return _name_failure(path, failure).removeprefix(f"{path}: ")
+    if level:
+        return f"{level}; give that one"
+    missing = "" if options.incomplete else _find_missing(path, more_paths)
+    if missing:
+        return (
+            f"{missing}; nothing is removed. Name the paths where the parts are now, after the first one, or say --incomplete to remove "
+            "what is found"
+        )
+    return ""
+
+
+def _remove_folders(folders: list[str], options: argparse.Namespace, answers: TextIO) -> bool:
+    """Whether none of them refused."""
+    more_paths: list[str] = options.more_paths
+    if len(folders) == 0 or not _is_agreed([_say_folder(path, more_paths) for path in folders], options.yes, answers):
+        return True
+    num_removed = 0
+    for path in folders:
+        missing = _find_missing(path, more_paths)
+        if not _try_remove(path, more_paths, None, []):
+            continue
+        num_removed += 1
+        if missing:
+            sys.stdout.write(f"  without what stays where it is: {missing}\n")
+    return num_removed == len(folders)
+
+
+def _remove_scopes(folders: list[str], options: argparse.Namespace, answers: TextIO) -> bool:
+    """Whether none of them refused."""
     salts: list[str] = options.salt
     more_paths: list[str] = options.more_paths
-    for path in folders:
-        level = find_level_of_part(ReadOnlyFiles(), path)
-        if level:
-            raise BadInputError(f"{path}: {level}; give that one")
-        fault = "" if options.incomplete else _find_missing(path, more_paths)
-        if fault:
-            raise BadInputError(
-                f"{path}: {fault}; nothing is removed. Name the paths where the parts are now, after the first one, or say --incomplete "
-                "to remove what is found"
-            )
-    if len(salts) == 0:
-        if not _is_agreed([_say_folder(path, more_paths) for path in folders], options.yes, answers):
-            return EXIT_OK
-        for path in folders:
-            missing = _find_missing(path, more_paths)
-            _try_remove(path, more_paths, None, [])
-            if missing:
-                sys.stdout.write(f"  without what stays where it is: {missing}\n")
-        return EXIT_OK
     chosen: list[tuple[FolderContents, list[int | str | None]]] = []
     questions: list[str] = []
+    is_done = True
     for path in folders:
-        contents = _read(path, more_paths)
+        try:
+            contents = _read(path, more_paths)
+        except BadInputError as error:
+            _refuse(error)
+            is_done = False
+            continue
         scopes = [scope for scope in contents.list_scopes() if scope.salt is not None and str(scope.salt) in salts]
         if len(scopes) > 0:
             chosen.append((contents, [scope.salt for scope in scopes]))
             questions.extend([f"{path}: {_name_scope(scope.salt)}, {scope.blocks:,} blocks" for scope in scopes])
     if len(chosen) == 0:
         named = " or ".join([repr(salt) for salt in salts])
-        raise BadInputError(f"{options.folder}: no scope there has the salt {named}; see kvcm cache ls")
+        which = "scope there" if is_done else "scope of the folders that can be read"
+        _refuse(f"{options.folder}: no {which} has the salt {named}; see kvcm cache ls")
+        return False
     if _is_agreed(questions, options.yes, answers):
         for contents, found in chosen:
-            _try_remove(contents.path, more_paths, contents, found)
-    return EXIT_OK
+            is_done = _try_remove(contents.path, more_paths, contents, found) and is_done
+    return is_done
 
 
 def _find_missing(path: str, more_paths: list[str]) -> str:
@@ -320,13 +388,22 @@ def _is_agreed(what: list[str], is_sure: bool, answers: TextIO) -> bool:
     return False
 
 
-def _try_remove(path: str, more_paths: list[str], contents: FolderContents | None, salts: list[int | str | None]) -> None:
+def _try_remove(path: str, more_paths: list[str], contents: FolderContents | None, salts: list[int | str | None]) -> bool:
+    """False, with the reason reported, where the folder refuses."""
+    reason = ""
     try:
         if contents is None:
             remove_folder(OsFiles(), path, more_paths)
         else:
             remove_scopes(OsFiles(), contents, salts)
-    except (LogicError, ValueError) as refusal:
-        text = str(refusal)
-        raise BadInputError(text if path in text else f"{path}: {text}") from None
+    except (LogicError, ValueError, StorageIOError) as refusal:
+        reason = str(refusal)
+    except OSError as failure:  # another name: mypyc gives one name one type
+        reason = _name_failure(path, failure)
+        if contents is not None:
+            reason += "; its index is as it was: free some space, or mount the disk for writing, and say it again"
+    if reason:
+        _refuse(reason if path in reason else f"{path}: {reason}")
+        return False
     sys.stdout.write(f"removed {path}\n" if contents is None else f"removed {len(salts)} scopes of {path}\n")
+    return True

@@ -1,11 +1,12 @@
 """`kvcm cache`: what durable levels have, whether it is whole, and its removal; bad input is one line and exit code 3."""
 
+import errno
 import io
 import json
 import os
 import shutil
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,11 @@ import pytest
 from durable_models import SLOT_BYTES, TOKENS_PER_BLOCK, Process, durable_config
 from lossy_files import LossyDisk, LossyFiles
 
-from kv_cache_manager_v2 import ModelId, ReuseScope
+from kv_cache_manager_v2 import ModelId, ReuseScope, StorageIOError
 from kv_cache_manager_v2.device.os_files import OsFiles
 from kv_cache_manager_v2.device.read_only_files import ReadOnlyFiles
 from kv_cache_manager_v2.durable.folder_contents import FolderContents, find_folders
-from kv_cache_manager_v2.durable.folder_removal import remove_folder
+from kv_cache_manager_v2.durable.folder_removal import remove_folder, remove_scopes
 from kv_cache_manager_v2.replay.bad_input import BadInputError
 from kv_cache_manager_v2.replay.cache_command import run_cache_command
 from kv_cache_manager_v2.replay.cli import main
@@ -152,8 +153,11 @@ def test_it_removes_folders_and_nothing_else(tmp_path: Path, capsys: pytest.Capt
     assert "no kvcm-... folder" in capsys.readouterr().err
     fill(tmp_path)
     (Path(path) / "notes").write_text("keep")
+    before = files_of(path)
     assert main(["cache", "rm", str(tmp_path), "--yes"]) == 3
-    assert os.listdir(path) == ["notes"] and "not empty" in capsys.readouterr().err
+    assert files_of(path) == before
+    error = capsys.readouterr().err
+    assert f"{path}: it has notes, which no manager has made" in error and "remove the folder by hand" in error
 
 
 def options_of(folder: Path, **changes: Any) -> Namespace:
@@ -265,3 +269,121 @@ def test_interrupted_removals_never_bring_back_what_was_cleared(tmp_path: Path) 
         for name, data in whole.items():
             (Path(path) / name).write_bytes(data)
     remove_folder(OsFiles(), path)
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Iterator[Path]:
+    """Two good folders, the first and the last by name, and one of each kind that refuses between them."""
+    folder = tmp_path / "level"
+    folder.mkdir()
+    held = Process(durable_config(str(folder), model_id=ModelId("held")))
+    held.settle()
+    (tmp_path / "made").mkdir()
+    good = fill(tmp_path / "made")
+    shutil.copytree(good, folder / "kvcm-00")
+    shutil.copytree(good, folder / "kvcm-zz")
+    shutil.copytree(good, folder / "kvcm-mixed")
+    (folder / "kvcm-mixed" / "data-0-1").mkdir()
+    (folder / "kvcm-backup").mkdir()
+    (folder / "kvcm-backup" / "notes").write_text("keep")
+    (folder / "kvcm-link").symlink_to(good)
+    shutil.copytree(good, folder / "kvcm-unreadable")
+    (folder / "kvcm-unreadable" / "identity.json").unlink()
+    (folder / "kvcm-unreadable" / "identity.json").symlink_to("identity.json")
+    yield folder
+    held.end()
+
+
+def states_of(folder: Path) -> dict[str, dict[str, bytes]]:
+    states: dict[str, dict[str, bytes]] = {}
+    for path in sorted(folder.iterdir()):
+        files = [one for one in path.iterdir() if one.is_file() and not one.is_symlink()]
+        states[path.name] = {one.name: one.read_bytes() for one in files}
+    return states
+
+
+def test_a_folder_that_refuses_does_not_keep_the_others(hostile: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In use, mixed, foreign, a link, unreadable: each has its line, the others are done, and the exit code says so."""
+    before = states_of(hostile)
+    (in_use,) = [name for name in before if name[5:7] not in ("00", "zz", "mi", "ba", "li", "un")]
+    assert main(["cache", "verify", str(hostile), "--json", "--quiet"]) == 3
+    captured = capsys.readouterr()
+    verified = {os.path.basename(entry["folder"]): entry["pages"] for entry in json.loads(captured.out)}
+    assert verified == {"kvcm-00": 9, "kvcm-zz": 9, "kvcm-mixed": 9, "kvcm-link": 9}
+    for name in (in_use, "kvcm-backup", "kvcm-unreadable"):
+        assert captured.err.count(str(hostile / name)) == 1
+    assert captured.err.count("\n") == 3
+    assert main(["cache", "rm", str(hostile), "--salt", "none has it", "--yes"]) == 3
+    assert main(["cache", "rm", str(hostile), "--yes"]) == 3
+    captured = capsys.readouterr()
+    assert captured.out == "".join(f"removed {hostile / name}\n" for name in ("kvcm-00", "kvcm-zz"))
+    after = states_of(hostile)
+    kept = [in_use, "kvcm-backup", "kvcm-link", "kvcm-mixed", "kvcm-unreadable"]
+    for name in kept:
+        assert str(hostile / name) in captured.err
+        assert after[name] == before[name], name
+    assert "by hand" in captured.err
+
+
+def test_scopes_of_other_folders_are_removed_where_one_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = fill(tmp_path)
+    (tmp_path / "kvcm-000").mkdir()
+    assert main(["cache", "rm", str(tmp_path), "--salt", "one", "--yes"]) == 3
+    captured = capsys.readouterr()
+    assert captured.out == f"removed 1 scopes of {good}\n"
+    assert captured.err.startswith(f"kvcm: {tmp_path / 'kvcm-000'}: there is no identity.json") and captured.err.count("\n") == 1
+    assert found_by(tmp_path) == [len(TEXT), 0, len(TEXT)]
+
+
+class FullFiles(KilledFiles):
+    """The system's files on a disk that is full after so many writes."""
+
+    def __init__(self, num_writes: int) -> None:
+        super().__init__(1 << 60)
+        self.num_writes_left = num_writes
+
+    def transfer(self, file: int, is_write: bool, addresses: Sequence[int], sizes: Sequence[int], offset: int) -> int:
+        if is_write:
+            if self.num_writes_left == 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self.num_writes_left -= 1
+        return super().transfer(file, is_write, addresses, sizes, offset)
+
+    def discard(self, file: int, offset: int, num_bytes: int, is_last: bool) -> None:
+        self.system.discard(file, offset, num_bytes, is_last)
+
+    def sync(self, file: int) -> None:
+        self.system.sync(file)
+
+    def sync_folder(self, path: str) -> None:
+        self.system.sync_folder(path)
+
+    def make_folder(self, path: str) -> None:
+        self.system.make_folder(path)
+
+
+def test_a_full_disk_leaves_the_index_as_it_was(tmp_path: Path) -> None:
+    path = fill(tmp_path)
+    before = {name: data for name, data in files_of(path).items() if name != "lock"}
+    for num_writes in range(3):
+        # The holder of the lock, the beginning of a log, the record.
+        with pytest.raises((StorageIOError, OSError)):
+            remove_scopes(FullFiles(num_writes), FolderContents(ReadOnlyFiles(), path), ["one"])
+        assert {name: data for name, data in files_of(path).items() if name != "lock"} == before, num_writes
+    assert found_by(tmp_path) == [len(TEXT)] * 3
+    remove_scopes(FullFiles(3), FolderContents(ReadOnlyFiles(), path), ["one"])
+    assert found_by(tmp_path) == [len(TEXT), 0, len(TEXT)]
+
+
+def test_a_disk_that_refuses_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The lock is a folder, as no disk can be filled here: the same errors as of one that is full or read-only."""
+    path = fill(tmp_path)
+    lock = Path(path) / "lock"
+    lock.unlink()
+    assert main(["cache", "rm", str(tmp_path), "--salt", "one", "--yes"]) == 0
+    lock.unlink()
+    os.symlink("nowhere/lock", lock)
+    capsys.readouterr()
+    assert main(["cache", "rm", str(tmp_path), "--salt", "2", "--yes"]) == 3
+    error = capsys.readouterr().err
+    assert error.startswith("kvcm: ") and path in error and error.count("\n") == 1
