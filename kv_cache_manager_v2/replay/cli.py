@@ -6,6 +6,8 @@ Exit codes: 0 all is well; 1 a wrong byte, a broken invariant, or no request ser
 
 import argparse
 import difflib
+import errno
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -16,15 +18,16 @@ from .bad_input import BadInputError
 from .cache_command import CACHE_HELP, add_cache_options, run_cache_command
 from .compare_command import COMPARE_HELP, add_compare_options, run_compare_command
 from .convert_command import CONVERT_HELP, add_convert_options, run_convert_command
-from .exit_codes import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
+from .exit_codes import EXIT_BAD_INPUT, EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
 from .inspect_command import INSPECT_HELP, add_inspect_options, run_inspect_command
 from .plan_command import PLAN_HELP, add_plan_options, run_plan_command
 from .replay_command import add_replay_options, run_replay_command
 from .replayer import PlanError
 from .rerun_command import RERUN_HELP, add_rerun_options, run_rerun_command
+from .result_file import WRITE_ERRORS
 
 _REPLAY_HELP = "serve a trace or a made workload through the manager, and report"
-_COMMANDS: Final = ("replay", "convert", "rerun", "plan", "inspect", "compare-policies", "cache")
+COMMANDS: Final = ("replay", "convert", "rerun", "plan", "inspect", "compare-policies", "cache")
 _EXIT_CODES = (
     "exit codes: 0 all is well; 1 a wrong byte, a broken invariant, or no request served; 2 wrong usage; 3 bad lines in the trace "
     "(without --skip-bad), or a file that cannot be read or written; 130 ended by Ctrl-C, with the report so far"
@@ -37,6 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if output is None:
         # It was closed before the program began.
         return EXIT_BAD_INPUT if sys.stderr is None else _say("there is no standard output")
+    if isinstance(output, io.TextIOWrapper):
+        # Names of files may have what its encoding does not.
+        output.reconfigure(errors="backslashreplace")
     return _flush(_run(argv))
 
 
@@ -96,7 +102,10 @@ def _run(argv: Sequence[str] | None) -> int:
         return _say(str(bad_input))
     except OSError as failure:  # another name: mypyc gives one name one type
         if failure.filename is None:
-            return _say(str(failure))
+            if failure.errno == errno.EPIPE:
+                return EXIT_BROKEN_PIPE
+            # Files are named where they are written.
+            return _say(f"standard output: {failure.strerror}" if failure.errno in WRITE_ERRORS else str(failure))
         return _say(f"{failure.filename}: {failure.strerror}")
     except KeyboardInterrupt:
         sys.stderr.write("kvcm: interrupted\n")
@@ -126,6 +135,8 @@ def _flush(code: int) -> int:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())
         os.close(null)
+        if error.errno == errno.EPIPE:
+            return EXIT_BROKEN_PIPE if code == EXIT_OK else code
         return code if code != EXIT_OK else _say(f"standard output: {error.strerror}")
     return code
 
@@ -133,6 +144,6 @@ def _flush(code: int) -> int:
 def replay_main(argv: Sequence[str] | None = None) -> int:
     """``kvcm`` for arguments that begin with one of its commands, ``kvcm replay`` for all others."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if len(arguments) > 0 and arguments[0] in _COMMANDS:
+    if len(arguments) > 0 and arguments[0] in COMMANDS:
         return main(arguments)
     return main(["replay", *arguments])

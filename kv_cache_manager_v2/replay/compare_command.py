@@ -97,7 +97,7 @@ def run_compare_command(options: argparse.Namespace, parser: argparse.ArgumentPa
         parser.error("--hints are for learned, which is not among --policies")
     if options.hints == RECORDED and len(options.workload) > 0:
         parser.error("--hints recorded is about a TRACE; a --workload has no stop reasons")
-    require_writable(parser, "--json", options.json)
+    require_writable(parser, "--json", options.json, *options.traces)
     traces: list[TraceWorkload] = []
     for path in options.traces:
         trace = TraceWorkload(path, options.limit, options.trace_block)

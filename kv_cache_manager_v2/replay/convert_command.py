@@ -42,8 +42,8 @@ def add_convert_options(parser: argparse.ArgumentParser) -> None:
 
 def run_convert_command(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Returns the exit code; usage errors leave through ``parser.error``."""
-    require_writable(parser, "OUT", options.target)
-    require_writable(parser, "--json", options.json)
+    require_writable(parser, "OUT", options.target, options.source)
+    require_writable(parser, "--json", options.json, options.source)
     if options.json == "-" and options.target == "-":
         parser.error("OUT and --json are both the output; name a file for one of them")
     progress = ReadProgress(sys.stderr, options.quiet)
@@ -55,6 +55,7 @@ def run_convert_command(options: argparse.Namespace, parser: argparse.ArgumentPa
     if options.target == "-":
         for line in lines:
             sys.stdout.write(line)
+        sys.stdout.flush()
     else:
         with StreamedResult(options.target) as file:
             _write(file, options.target.endswith(".gz"), lines)

@@ -11,7 +11,7 @@ from ..journal.journal_format import MAGIC
 from ..journal.journal_reader import JournalError
 from .bookkeeping_device import BookkeepingDevice
 from .exit_codes import EXIT_BAD_INPUT, EXIT_OK
-from .option_values import require_writable, to_count
+from .option_values import require_file, to_count
 from .dump_text import MAX_TREE_LINES, describe_in_words
 from .read_progress import ReadProgress
 from .rerun import RerunMismatch, rerun_to
@@ -37,7 +37,7 @@ def add_inspect_options(parser: argparse.ArgumentParser) -> None:
 
 def run_inspect_command(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Returns the exit code; usage errors leave through ``parser.error``."""
-    require_writable(parser, "--svg", options.svg)
+    require_file(parser, "--svg", options.svg, options.state)
     if options.svg is None and (options.level is not None or options.pool_group is not None):
         parser.error("--level and --pool-group say what --svg draws; give --svg FILE, too")
     level: int = options.level or 0
@@ -74,6 +74,8 @@ def _read_state_dump(path: Path, num_calls: int | None, progress: ReadProgress) 
     if len(data) == 0:
         raise ValueError("it is empty; a journal is while nothing has been written out, and after its process was killed early")
     if data.startswith(MAGIC):
+        if not path.is_file():
+            raise ValueError("it is a pipe, and a journal is read twice; write it to a file first")
         # Only decisions matter here: no memory is needed, however large the recorded manager was.
         return rerun_to(path, BookkeepingDevice(), num_calls, lambda done, total: progress.update("doing again", done, total))
     if num_calls is not None:

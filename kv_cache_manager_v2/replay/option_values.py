@@ -2,13 +2,21 @@
 an example of a valid one."""
 
 import argparse
+import os
 import re
 from pathlib import Path
 from typing import Final
 
+from ..base.checks import MAX_COUNT
+
 _UNITS: Final = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
+_MAX_BYTES: Final = 1 << 62
 _MAX_DIGITS: Final = 18
 """Of a number: it then fits in 63 bits, whatever it is compared or multiplied with."""
+_MAX_BEAMS: Final = 65536
+"""As `KVCache.beam_width`."""
+_MAX_DRAFTS: Final = 4096
+"""Far over what any engine drafts."""
 
 
 def to_count(text: str) -> int:
@@ -22,6 +30,25 @@ def to_positive(text: str) -> int:
     number = to_count(text)
     if number == 0:
         raise argparse.ArgumentTypeError("0 is too few: at least 1")
+    return number
+
+
+def to_tokens(text: str) -> int:
+    """Of a sequence or a step: at least one, and no more than the manager takes."""
+    return _require_at_most(to_positive(text), MAX_COUNT, "tokens")
+
+
+def to_beams(text: str) -> int:
+    return _require_at_most(to_positive(text), _MAX_BEAMS, "beams")
+
+
+def to_drafts(text: str) -> int:
+    return _require_at_most(to_positive(text), _MAX_DRAFTS, "drafts a step")
+
+
+def _require_at_most(number: int, most: int, what: str) -> int:
+    if number > most:
+        raise argparse.ArgumentTypeError(f"{number} is too many: at most {most} {what}")
     return number
 
 
@@ -77,24 +104,48 @@ def to_sizes(text: str) -> tuple[float, ...]:
 
 
 def parse_size(text: str) -> int | None:
-    """Bytes of ``64MiB``, ``40g``, ``1000``; None where it is no size."""
+    """Bytes of ``64MiB``, ``40g``, ``1000``; None where it is no size. One that is too large is a `ValueError`, which says so."""
     match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,15})?) ?([kmgt]?)(?:i?b)?", text.lower())
     num_bytes = 0 if match is None else int(float(match.group(1)) * (1 << _UNITS[match.group(2)]))
-    return num_bytes if 0 < num_bytes < 1 << 62 else None
+    if num_bytes >= _MAX_BYTES:
+        raise ValueError(f"{text!r} is too much: under {_MAX_BYTES >> 40}TiB")
+    return num_bytes if num_bytes > 0 else None
 
 
 def to_size(text: str) -> int:
-    num_bytes = parse_size(text)
+    try:
+        num_bytes = parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
     if num_bytes is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no size in bytes; say 67108864, 64MiB or 40g")
     return num_bytes
 
 
-def require_writable(parser: argparse.ArgumentParser, option: str, path: str | None) -> None:
-    """A file that cannot be written is a usage error at the start: the run before it may take hours. ``-`` is the output."""
+def require_file(parser: argparse.ArgumentParser, option: str, path: str | None, *inputs: str | None) -> None:
+    """As `require_writable`, of an option that does not write to the output."""
+    if path == "-":
+        parser.error(f"{option} -: it is not written to the output; name a file, as in {option} ./-")
+    require_writable(parser, option, path, *inputs)
+
+
+def require_writable(parser: argparse.ArgumentParser, option: str, path: str | None, *inputs: str | None) -> None:
+    """A file that cannot be written, or that is one of the inputs, is a usage error at the start: the run before it may take hours.
+    ``-`` is the output."""
     if path is None or path == "-":
         return
+    for name in inputs:
+        if name is not None and _are_same(path, name):
+            parser.error(f"{option} {path}: that is the input, and it would be replaced; name another file")
     if not Path(path).parent.is_dir():
         parser.error(f"{option} {path}: there is no such folder")
     if Path(path).is_dir():
         parser.error(f"{option} {path}: that is a folder; name a file")
+
+
+def _are_same(path: str, other: str) -> bool:
+    """Whether both names are of one regular file."""
+    try:
+        return os.path.isfile(path) and os.path.samefile(path, other)
+    except OSError:
+        return False

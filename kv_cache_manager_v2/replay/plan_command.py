@@ -25,7 +25,7 @@ from ..models.config_file import YAML_ENDINGS, config_text
 from .bad_input import BadInputError
 from .exit_codes import EXIT_OK
 from .model_option import DEFAULT_TOKENS_PER_BLOCK, MODEL_HELP, add_model_options, config_of, find_model, tokens_per_block_of
-from .option_values import require_writable, to_count, to_positive, to_size
+from .option_values import require_file, require_writable, to_count, to_positive, to_size, to_tokens
 from .result_file import write_result
 from .served_model import ServedModel
 
@@ -46,7 +46,7 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens-per-block", type=to_positive, metavar="T", help=f"default: {DEFAULT_TOKENS_PER_BLOCK}")
     parser.add_argument("--scratch", action="store_true", help="windowed layers share scratch slots while they prefill")
     parser.add_argument(
-        "--length", type=to_positive, default=8192, metavar="N",
+        "--length", type=to_tokens, default=8192, metavar="N",
         help="tokens of each sequence of the batch asked about (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
@@ -58,7 +58,7 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
         "--system-prompt", type=to_count, default=0, metavar="N", help="tokens that all have in common (default: 0)"
     )
     parser.add_argument(
-        "--typical-length", type=to_positive, metavar="N",
+        "--typical-length", type=to_tokens, metavar="N",
         help="divide the memory between pool groups for sequences of this length (default: --length)",
     )  # fmt: skip
     parser.add_argument(
@@ -82,7 +82,7 @@ def run_plan_command(options: argparse.Namespace, parser: argparse.ArgumentParse
     model = find_model(options, parser, options.model_name if options.model is None else options.model)
     if options.gpu_memory is None and config_of(model) is None:
         parser.error("give --gpu-memory BYTES, as in --gpu-memory 40g")
-    require_writable(parser, "--save", options.save)
+    require_file(parser, "--save", options.save)
     sequence = KVCacheDesc(length, history)
     batch = None if options.batch is None else BatchDesc([sequence] * options.batch, prompt)
     try:

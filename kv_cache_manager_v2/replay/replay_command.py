@@ -17,7 +17,19 @@ from .generators import DEFAULT_NUM_REQUESTS, WORKLOAD_NAMES, make_workload
 from .kill_drill import run_kill_drill
 from .log_option import add_log_options, given_log_option, make_log_options
 from .model_option import DEFAULT_TOKENS_PER_BLOCK, add_model_options, config_of, find_model, tokens_per_block_of
-from .option_values import parse_size, require_writable, to_positive, to_rate, to_ratio, to_share, to_sizes
+from .option_values import (
+    require_file,
+    require_writable,
+    to_beams,
+    to_drafts,
+    to_positive,
+    to_rate,
+    to_ratio,
+    to_share,
+    to_size,
+    to_sizes,
+    to_tokens,
+)
 from .other_sizes import DEFAULT_SIZES, MeasuredCurve, serve_other_sizes, was_interrupted
 from .plan import AS_FAST, DEVICE_NAMES, RECORDED, TRACE_MEMORY_BYTES, WORKLOAD_MEMORY_BYTES, ReplayPlan
 from .read_progress import ReadProgress
@@ -114,11 +126,11 @@ def _add_serving_options(parser: argparse.ArgumentParser) -> None:
         help="windowed layers keep inputs that are stale right after their step in shared scratch slots",
     )  # fmt: skip
     serving.add_argument(
-        "--speculate", type=to_positive, metavar="N",
+        "--speculate", type=to_drafts, metavar="N",
         help="generate with N draft tokens a step, of which the wrong ones are taken back",
     )  # fmt: skip
     serving.add_argument(
-        "--beams", type=to_positive, metavar="N", help="generate with N beams, of which one has the answer"
+        "--beams", type=to_beams, metavar="N", help="generate with N beams, of which one has the answer"
     )
     serving.add_argument(
         "--disaggregate", action="store_true",
@@ -137,10 +149,10 @@ def _add_serving_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     serving.add_argument("--max-running", type=to_positive, default=64, metavar="N", help="default: %(default)s")
     serving.add_argument(
-        "--token-budget", type=to_positive, default=8192, metavar="N", help="input tokens per step (default: %(default)s)"
+        "--token-budget", type=to_tokens, default=8192, metavar="N", help="input tokens per step (default: %(default)s)"
     )
     serving.add_argument(
-        "--chunk", type=to_positive, default=2048, metavar="N",
+        "--chunk", type=to_tokens, default=2048, metavar="N",
         help="prompt tokens per request and step (default: %(default)s)",
     )  # fmt: skip
     serving.add_argument(
@@ -190,6 +202,8 @@ def run_replay_command(options: argparse.Namespace, parser: argparse.ArgumentPar
         parser.error("--skip-bad is about the lines of a TRACE, and none is given")
     if options.report is None and options.report_sizes is not DEFAULT_SIZES:
         parser.error("--report-sizes is about the page of plots; name one with --report FILE")
+    require_writable(parser, "--json", options.json, options.trace)
+    require_file(parser, "--report", options.report, options.trace)
     log_option = given_log_option(options)
     if log_option is not None and options.trace is None:
         parser.error(f"{log_option} is about a TRACE, and none is given")
@@ -221,8 +235,6 @@ def run_replay_command(options: argparse.Namespace, parser: argparse.ArgumentPar
         plan = _plan(options, model, workload, skipped_lines, tuple(notes))
     except ValueError as error:
         parser.error(str(error))
-    require_writable(parser, "--json", options.json)
-    require_writable(parser, "--report", options.report)
     if options.kill_at is not None:
         return _run_kill_drill(options, plan)
     console = _make_console(options, parser)
@@ -378,10 +390,7 @@ def _memory(text: str) -> int:
     """Bytes; 0 stands for unlimited."""
     if text == "unlimited":
         return 0
-    num_bytes = parse_size(text)
-    if num_bytes is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size in bytes; say 67108864, 64MiB, 40g or unlimited")
-    return num_bytes
+    return to_size(text)
 
 
 def _tiers(text: str) -> TierSizes:

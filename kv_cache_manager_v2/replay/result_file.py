@@ -11,6 +11,8 @@ from typing import IO, Final, final
 from mypy_extensions import mypyc_attr
 
 _NO_ROOM: Final = frozenset([errno.ENOSPC, errno.EDQUOT])
+WRITE_ERRORS: Final = frozenset([errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+"""Of a file that is written, never of one that is read."""
 _NOT_OPENED: Final = frozenset([errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG])
 """The text says all: nothing was written."""
 
@@ -20,7 +22,7 @@ def write_result(path: str, text: str) -> None:
 
     An `OSError` names the file. A device is written to directly.
     """
-    data = text.encode("utf-8")
+    data = text.encode("utf-8", "backslashreplace")  # names of files may be no text
     target = Path(path)
     try:
         if target.exists() and not target.is_file():
@@ -30,9 +32,7 @@ def write_result(path: str, text: str) -> None:
     except OSError as failure:
         if failure.errno is None:
             raise
-        if failure.errno in _NOT_OPENED:
-            raise OSError(failure.errno, failure.strerror, path) from failure
-        raise OSError(failure.errno, f"{failure.strerror}; {_explain(target, failure.errno, len(data))}", path) from failure
+        raise _name(path, failure.errno, f"{len(data):,} bytes were to be written") from failure
 
 
 @final
@@ -49,11 +49,26 @@ class StreamedResult:
 
     def __enter__(self) -> IO[bytes]:
         # A device is written to directly.
-        opened = open(self._beside if self._is_file() else self._target, "wb")
+        try:
+            opened = open(self._beside if self._is_file() else self._target, "wb")
+        except OSError as failure:
+            if failure.errno is None:
+                raise
+            raise _name(str(self._target), failure.errno, "") from failure
         self._file = opened
         return opened
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            self._finish(kind)
+        except OSError as failure:
+            if failure.errno is None:
+                raise
+            raise _name(str(self._target), failure.errno, "") from failure
+        if isinstance(error, OSError) and error.filename is None and error.errno in WRITE_ERRORS:
+            raise _name(str(self._target), error.errno, "") from error
+
+    def _finish(self, kind: type[BaseException] | None) -> None:
         assert self._file is not None
         try:
             self._file.close()
@@ -83,10 +98,17 @@ def _replace(target: Path, data: bytes) -> None:
             beside.unlink(missing_ok=True)
 
 
-def _explain(target: Path, number: int, num_bytes: int) -> str:
-    wanted = f"{num_bytes:,} bytes were to be written"
+def _name(path: str, number: int, wanted: str) -> OSError:
+    """The error with the file's name and the way out."""
+    if number in _NOT_OPENED:
+        return OSError(number, os.strerror(number), path)
+    return OSError(number, "; ".join([part for part in (os.strerror(number), _explain(Path(path), number, wanted)) if part]), path)
+
+
+def _explain(target: Path, number: int, wanted: str) -> str:
+    begin = f"{wanted}, " if wanted else ""
     if number in _NO_ROOM:
-        return f"{wanted}, {shutil.disk_usage(target.parent).free:,} are free there: free some space, or name a file elsewhere"
+        return f"{begin}{shutil.disk_usage(target.parent).free:,} bytes are free there: free some space, or name a file elsewhere"
     if number == errno.EFBIG:
-        return f"{wanted}: raise the largest size of a file, `ulimit -f`"
+        return f"{begin.replace(', ', ': ')}raise the largest size of a file, `ulimit -f`"
     return wanted
