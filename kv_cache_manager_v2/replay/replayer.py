@@ -252,7 +252,12 @@ class _Replayer:
             service=None if clock is None else clock.figures(),
             adjustments=num_adjustments if plan.adjusts else None,
             last_refusal=None if self._manager.last_refusal is None else self._manager.last_refusal.text,
+            restored_pages=self._restored_pages(),
         )
+
+    def _restored_pages(self) -> int:
+        coldest = len(self._manager.cache_tier_list) - 1
+        return sum([group.restored_pages for group in self._manager.get_storage_statistics(coldest)])
 
     def _layer_groups(self, peak_used: tuple[int, ...]) -> tuple[LayerGroupFigures, ...]:
         windows: dict[int, int | None] = {}

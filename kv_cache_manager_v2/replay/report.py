@@ -51,7 +51,7 @@ class LayerGroupFigures(Value):
 
 @dataclass(frozen=True)
 class ReplayReport(Value):
-    """See the module. ``reusable_tokens`` is what an unlimited cache would have hit, by the requests' own ids."""
+    """See the module. ``reusable_tokens`` is what an unlimited cache that begins empty would have hit, by the requests' own ids."""
 
     workload: str
     model: str
@@ -115,6 +115,8 @@ class ReplayReport(Value):
     """Of the workload: what was made up, assumed, left out."""
     last_refusal: str | None = None
     """The last refusal's reason."""
+    restored_pages: int = 0
+    """Of a durable level, as the run began. With some, hits may exceed ``reusable_tokens``, which knows this run alone."""
 
     @property
     def hit_rate(self) -> float:

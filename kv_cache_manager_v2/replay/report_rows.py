@@ -32,7 +32,7 @@ def figure_rows(report: ReplayReport) -> list[Row]:
         ("requests", done),
         ("prompt tokens", f"{report.prompt_tokens:,}"),
         ("hit tokens", f"{report.hit_tokens:,}"),
-        ("hit rate", f"{report.hit_rate:.2%} of {report.reusable_rate:.2%} possible"),
+        ("hit rate", _describe_hits(report)),
         ("missed tokens", f"{sum(list(report.missed_tokens.values())):,}"),
         *_miss_rows(report.missed_tokens),
         ("generated tokens", f"{report.generated_tokens:,}"),
@@ -56,6 +56,13 @@ def figure_rows(report: ReplayReport) -> list[Row]:
     for text in report.first_mismatches[:3]:
         rows.append(("mismatch", text))
     return rows
+
+
+def _describe_hits(report: ReplayReport) -> str:
+    text = f"{report.hit_rate:.2%} of {report.reusable_rate:.2%} possible"
+    if report.restored_pages == 0:
+        return text
+    return f"{text} within this run, and more with the {report.restored_pages:,} pages that were restored"
 
 
 def _service_rows(report: ReplayReport) -> list[Row]:

@@ -145,3 +145,19 @@ def test_the_command_verifies_over_a_disk(tmp_path: Path) -> None:
     assert (values["requests"], values["mismatches"]) == (4, 0)
     assert [tier["tier"] for tier in values["tiers"]] == ["gpu", "host", "disk"]
     assert list(tmp_path.iterdir()) == [report]
+
+
+def test_hits_of_restored_pages_are_not_within_the_possible(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A second run over the same folder hits what the first one has left, which no request of its own has published."""
+    report = tmp_path / "report.json"
+    (tmp_path / "level").mkdir()
+    arguments = ["replay", "--limit", "4", "--tiers", f"gpu=64MiB,disk=1GiB:{tmp_path / 'level'}", "--durable", "--shrink", "max"]
+    assert main([*arguments, "--write-policy", "through", "--quiet", "--json", str(report)]) == 0
+    first = json.loads(report.read_text())
+    assert first["restored_pages"] == 0 and first["hit_tokens"] <= first["reusable_tokens"]
+    assert "% possible\n" in capsys.readouterr().out
+    assert main([*arguments, "--write-policy", "through", "--quiet", "--json", str(report)]) == 0
+    second = json.loads(report.read_text())
+    assert second["restored_pages"] > 0 and second["hit_tokens"] > second["reusable_tokens"] == first["reusable_tokens"]
+    restored = f"{second['restored_pages']:,}"
+    assert f"% possible within this run, and more with the {restored} pages that were restored\n" in capsys.readouterr().out
