@@ -14,7 +14,7 @@ from ..durable.folder_contents import FolderContents, ScopeFigures, find_folders
 from ..durable.folder_removal import remove_folder, remove_scopes, require_removable
 from ..durable.slot_check import SlotCheck
 from .bad_input import BadInputError
-from .exit_codes import EXIT_BAD_INPUT, EXIT_OK, EXIT_WRONG
+from .exit_codes import EXIT_BAD_INPUT, EXIT_OK, EXIT_WRONG, describe_exit_codes
 from .read_progress import ReadProgress
 from .report_rows import aligned, format_bytes
 
@@ -25,16 +25,22 @@ _NO_FAULTS: Final[list[str]] = []
 
 def add_cache_options(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="cache_action", metavar="ACTION", required=True)
-    listing = actions.add_parser("ls", help="what is there, by model and scope", description="List what durable levels have.")
+    codes = describe_exit_codes("cache")
+    listing = actions.add_parser(
+        "ls", help="what is there, by model and scope", description="List what durable levels have.", epilog=codes
+    )
     _add_folder(listing)
     listing.add_argument("--json", action="store_true", help="the figures as JSON instead of tables")
     check = actions.add_parser(
-        "verify", help="read every page, compare checksums", description="Read every page and compare it with its checksums."
+        "verify", help="read every page, compare checksums", description="Read every page and compare it with its checksums.",
+        epilog=codes,
     )
     _add_folder(check)
     check.add_argument("--json", action="store_true", help="the result as JSON instead of sentences")
     check.add_argument("--quiet", action="store_true", help="no progress")
-    removal = actions.add_parser("rm", help="remove folders, or scopes of them", description="Remove what durable levels have.")
+    removal = actions.add_parser(
+        "rm", help="remove folders, or scopes of them", description="Remove what durable levels have.", epilog=codes
+    )
     _add_folder(removal)
     removal.add_argument(
         "--salt", action="append", default=[], metavar="SALT", help="only reuse scopes with that salt; may be given several times"

@@ -1,7 +1,7 @@
 """The command line: ``kvcm COMMAND ...``, or ``python -m kv_cache_manager_v2.replay COMMAND ...``, which replays by default.
 
-Exit codes: 0 all is well; 1 a wrong byte, a broken invariant, or no request served; 2 wrong usage; 3 a trace that has bad lines (and no
-``--skip-bad``) or cannot be read, or an output that cannot be written; 130 ended by Ctrl-C, with the report so far.
+Exit codes: `describe_exit_codes`. A trace that has bad lines (and no ``--skip-bad``) is not what it should be; what Ctrl-C ends has the
+report so far.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from .bad_input import BadInputError
 from .cache_command import CACHE_HELP, add_cache_options, run_cache_command
 from .compare_command import COMPARE_HELP, add_compare_options, run_compare_command
 from .convert_command import CONVERT_HELP, add_convert_options, run_convert_command
-from .exit_codes import EXIT_BAD_INPUT, EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
+from .exit_codes import EXIT_BAD_INPUT, EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, describe_exit_codes
 from .inspect_command import INSPECT_HELP, add_inspect_options, run_inspect_command
 from .plan_command import PLAN_HELP, add_plan_options, run_plan_command
 from .replay_command import add_replay_options, run_replay_command
@@ -28,10 +28,6 @@ from .result_file import WRITE_ERRORS
 
 _REPLAY_HELP = "serve a trace or a made workload through the manager, and report"
 COMMANDS: Final = ("replay", "convert", "rerun", "plan", "inspect", "compare-policies", "cache")
-_EXIT_CODES = (
-    "exit codes: 0 all is well; 1 a wrong byte, a broken invariant, or no request served; 2 wrong usage; 3 bad lines in the trace "
-    "(without --skip-bad), or a file that cannot be read or written; 130 ended by Ctrl-C, with the report so far"
-)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,33 +43,39 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    parser = argparse.ArgumentParser(prog="kvcm", description="Tools around the KV-cache manager.", epilog=_EXIT_CODES)
+    parser = argparse.ArgumentParser(
+        prog="kvcm", description="Tools around the KV-cache manager.", epilog="kvcm COMMAND --help says what its exit codes mean"
+    )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     replay_parser = commands.add_parser(
-        "replay", usage="kvcm replay [OPTION ...] [TRACE]", help=_REPLAY_HELP, description=_REPLAY_HELP, epilog=_EXIT_CODES
+        "replay", usage="kvcm replay [OPTION ...] [TRACE]", help=_REPLAY_HELP, description=_REPLAY_HELP,
+        epilog=describe_exit_codes("replay"),
     )
     add_replay_options(replay_parser)
-    rerun_parser = commands.add_parser("rerun", help=RERUN_HELP, description=RERUN_HELP, epilog=_EXIT_CODES)
+    rerun_parser = commands.add_parser("rerun", help=RERUN_HELP, description=RERUN_HELP, epilog=describe_exit_codes("rerun"))
     add_rerun_options(rerun_parser)
     plan_parser = commands.add_parser(
-        "plan", usage="kvcm plan --gpu-memory BYTES [OPTION ...] [MODEL]", help=PLAN_HELP, description=PLAN_HELP
+        "plan", usage="kvcm plan --gpu-memory BYTES [OPTION ...] [MODEL]", help=PLAN_HELP, description=PLAN_HELP,
+        epilog=describe_exit_codes("plan"),
     )
     add_plan_options(plan_parser)
     inspect_parser = commands.add_parser(
-        "inspect", usage="kvcm inspect [OPTION ...] FILE", help=INSPECT_HELP, description=INSPECT_HELP
+        "inspect", usage="kvcm inspect [OPTION ...] FILE", help=INSPECT_HELP, description=INSPECT_HELP,
+        epilog=describe_exit_codes("inspect"),
     )
     add_inspect_options(inspect_parser)
     compare_parser = commands.add_parser(
         "compare-policies", usage="kvcm compare-policies [OPTION ...] [TRACE ...]", help=COMPARE_HELP, description=COMPARE_HELP,
-        epilog=_EXIT_CODES,
+        epilog=describe_exit_codes("compare-policies"),
     )  # fmt: skip
     add_compare_options(compare_parser)
     convert_parser = commands.add_parser(
-        "convert", usage="kvcm convert [OPTION ...] IN OUT", help=CONVERT_HELP, description=CONVERT_HELP, epilog=_EXIT_CODES
+        "convert", usage="kvcm convert [OPTION ...] IN OUT", help=CONVERT_HELP, description=CONVERT_HELP,
+        epilog=describe_exit_codes("convert"),
     )
     add_convert_options(convert_parser)
-    cache_parser = commands.add_parser("cache", help=CACHE_HELP, description=CACHE_HELP, epilog=_EXIT_CODES)
+    cache_parser = commands.add_parser("cache", help=CACHE_HELP, description=CACHE_HELP, epilog=describe_exit_codes("cache"))
     add_cache_options(cache_parser)
     try:
         options, unknown = parser.parse_known_args(argv)

@@ -1,7 +1,6 @@
 """The command ``plan``: what a model's cache holds in so much memory, and whether a batch fits; nothing is allocated.
 
-Exit code 0; 1 if a batch was asked about and does not fit; 2 for wrong usage, or memory under the least that the model
-takes.
+Exit code 1 if a batch was asked about and does not fit; 2 also for memory under the least that the model takes.
 """
 
 import argparse

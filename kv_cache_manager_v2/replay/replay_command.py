@@ -87,7 +87,7 @@ def _add_machine_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     machine.add_argument(
         "--durable", action="store_true",
-        help="the disk of --tiers keeps what it has for the next run on the same folders; needs a device with memory (--device host)",
+        help="the disk of --tiers keeps what it has for the next run on the same folders; needs a device with memory: auto is host then",
     )  # fmt: skip
     machine.add_argument(
         "--write-policy", choices=("back", "through"),

@@ -12,6 +12,7 @@ from .token_runs import Segments, TextCoder
 
 _ANSWERERS: Final = ("gpt", "assistant", "chatgpt", "bing", "bard", "model")
 CONVERSATION_FIELDS: Final = ("conversations", "conversation", "items")
+MAX_TOKEN_ID: Final = (1 << 62) - 1
 TOKEN_FIELDS: Final = ("prompt_token_ids", "token_ids", "input_ids", "tokens")
 _LENGTH_FIELDS: Final = ("output_length", "output_tokens", "max_completion_tokens", "max_tokens", "max_output_tokens")
 
@@ -108,8 +109,8 @@ class PromptReader(LogReader):
             tokens = fields.get(name)
             if isinstance(tokens, list) and (name in TOKEN_FIELDS or len(tokens) > 0 and type(tokens[0]) is int):
                 for position, token in enumerate(tokens):
-                    if type(token) is not int or not -(1 << 62) < token < 1 << 62:
-                        raise LineError(f"{name}[{position}] is {shown(token)}, not a token id")
+                    if type(token) is not int or not -MAX_TOKEN_ID <= token <= MAX_TOKEN_ID:
+                        raise LineError(f"{name}[{position}] is {shown(token)}, not a token id: an int from -(2**62 - 1) to 2**62 - 1")
                 return self._coder.segments_of_tokens(tokens)
         self._has_text = True
         if fields.get("messages") is not None:

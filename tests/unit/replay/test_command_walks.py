@@ -22,7 +22,7 @@ from kv_cache_manager_v2 import GpuCacheTierConfig, HostDevice, KVCacheManager, 
 from kv_cache_manager_v2.replay.cli import COMMANDS, main
 from kv_cache_manager_v2.replay.compare_command import add_compare_options
 from kv_cache_manager_v2.replay.convert_command import add_convert_options
-from kv_cache_manager_v2.replay.exit_codes import EXIT_BAD_INPUT, EXIT_BROKEN_PIPE, EXIT_OK, EXIT_USAGE
+from kv_cache_manager_v2.replay.exit_codes import EXIT_BAD_INPUT, EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
 from kv_cache_manager_v2.replay.inspect_command import add_inspect_options
 from kv_cache_manager_v2.replay.plan_command import add_plan_options
 from kv_cache_manager_v2.replay.replay_command import add_replay_options
@@ -253,3 +253,30 @@ def test_limits_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     ):
         assert main(call) == EXIT_USAGE
         assert words in capsys.readouterr().err, call
+
+
+# -- help -------------------------------------------------------------------------------------------------------------------
+
+
+def test_every_command_says_its_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    """1 only where the command ends with it, and what it means there."""
+    wrong = {"replay": "a wrong byte", "rerun": "went another way", "plan": "does not fit", "cache": "a damaged page"}
+    calls = [[command] for command in COMMANDS] + [["cache", action] for action in ("ls", "verify", "rm")]
+    for call in calls:
+        assert main([*call, "--help"]) == EXIT_OK
+        text = " ".join(capsys.readouterr().out.split())
+        codes = text[text.index("exit codes: 0 ") :]
+        assert ("; 1 " in codes) == (call[0] in wrong) and wrong.get(call[0], "") in codes, codes
+        for code in (EXIT_USAGE, EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE):
+            assert f"; {code} " in codes, codes
+
+
+def test_token_ids_have_a_range(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "ids.jsonl"
+    most = 2**62 - 1
+    log.write_text(json.dumps({"prompt_token_ids": [most, -most, 0], "output_tokens": 2}) + "\n")
+    assert main(["convert", str(log), "-", "--quiet"]) == EXIT_OK
+    for token in (most + 1, -most - 1):
+        log.write_text(json.dumps({"prompt_token_ids": [token], "output_tokens": 2}) + "\n")
+        assert main(["convert", str(log), "-", "--quiet"]) == EXIT_BAD_INPUT
+        assert "from -(2**62 - 1) to 2**62 - 1" in capsys.readouterr().err
