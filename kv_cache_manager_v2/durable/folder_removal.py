@@ -57,9 +57,8 @@ def require_removable(files: FilePort, path: str) -> None:
         raise ValueError(f"it is a symbolic link to {target}; nothing of it is removed. Remove that folder, and then the link, by hand")
     for folder in (path, os.path.dirname(os.path.abspath(path))):
         if not os.access(folder, os.W_OK | os.X_OK):
-            raise ValueError(
-                f"{folder} cannot be written: nothing is removed. Run as the user who may, or mount its disk for writing"
-            )
+            which = "it" if folder == path else f"the folder that it is in, {folder},"
+            raise ValueError(f"{which} cannot be written; nothing of it is removed. Run as the user who may, or mount its disk for writing")
     foreign = [name for name in sorted(files.names(path)) if not _is_removable(path, name)]
     if len(foreign) > 0:
         more = "" if len(foreign) <= _NAMES_SHOWN else f" and {len(foreign) - _NAMES_SHOWN} more"
