@@ -30,7 +30,10 @@ def remove_folder(files: FilePort, path: str, more_paths: Sequence[str] = ()) ->
     require_removable(files, path)
     parts = _list_parts(files, path, more_paths) if IDENTITY_NAME in files.names(path) else []
     for part in parts:
-        require_removable(files, part)
+        try:
+            require_removable(files, part)
+        except ValueError as error:
+            raise ValueError(f"{path}: its part in {part}: {error}") from None
     locks: list[int] = []
     try:
         for folder in (path, *parts):

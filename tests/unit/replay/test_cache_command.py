@@ -387,3 +387,38 @@ def test_a_disk_that_refuses_is_named(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["cache", "rm", str(tmp_path), "--salt", "2", "--yes"]) == 3
     error = capsys.readouterr().err
     assert error.startswith("kvcm: ") and path in error and error.count("\n") == 1
+
+
+def test_a_level_of_which_one_part_refuses_stays_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With a file that no manager has made, or in use: nothing of any part is removed."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    path = fill(first, more_paths=(str(second),), shares=(1, 1))
+    part = str(second / os.path.basename(path))
+    (Path(part) / "notes").write_text("keep")
+    before = [files_of(path), files_of(part)]
+    assert main(["cache", "rm", str(first), "--yes"]) == 3
+    error = capsys.readouterr().err
+    assert error.startswith(f"kvcm: {path}: its part in {part}: it has notes") and error.count("\n") == 1
+    assert [files_of(path), files_of(part)] == before
+    (Path(part) / "notes").unlink()
+    files = OsFiles()
+    lock = files.lock(os.path.join(part, "lock"))
+    before = [files_of(path), files_of(part)]
+    assert main(["cache", "rm", str(first), "--yes"]) == 3
+    assert f"{part} is in use by process" in capsys.readouterr().err
+    assert [files_of(path), files_of(part)] == before
+    files.close_file(lock)
+    assert main(["cache", "rm", str(first), "--yes"]) == 0
+    assert os.listdir(first) == os.listdir(second) == []
+
+
+def test_a_refused_folder_counts_more_than_a_damaged_page(tmp_path: Path) -> None:
+    path = fill(tmp_path)
+    (Path(path) / "data-0-0").unlink()
+    assert main(["cache", "verify", str(tmp_path)]) == 1
+    for name in ("kvcm-000", "kvcm-zzz"):
+        (tmp_path / name).mkdir()
+        assert main(["cache", "verify", str(tmp_path)]) == 3
+        (tmp_path / name).rmdir()
