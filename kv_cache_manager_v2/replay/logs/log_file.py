@@ -8,7 +8,6 @@ import gzip
 import io
 import json
 import os
-import stat
 import sys
 import tempfile
 import zlib
@@ -146,21 +145,15 @@ class LogFile:
             logs = [name for name in names if name.partition(".")[2].startswith(("jsonl", "json", "csv"))]
             has = f"it has {', '.join(logs[:_MAX_NAMES])}: name one of them" if len(logs) > 0 else "it has no .jsonl, .json or .csv file"
             raise BadInputError(f"{self.path}: a folder, where a log file was expected; {has}")
-        mode = os.stat(self.path).st_mode
-        if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
-            raise self._read_once()
         self.num_bytes = os.path.getsize(self.path)
         raw = open(self.path, "rb")
         if not raw.seekable():
             raw.close()
-            raise self._read_once()
+            raise BadInputError(
+                f"{self.path}: it is a pipe, and a log is read more than once; write it to a file first, or give it as the standard input: "
+                "kvcm ... -"
+            )
         return raw
-
-    def _read_once(self) -> BadInputError:
-        return BadInputError(
-            f"{self.path}: it is a pipe, and a log is read more than once; write it to a file first, or give it as the standard input: "
-            "kvcm ... -"
-        )
 
     def _open_copy(self) -> IO[bytes]:
         if self._copy is None:

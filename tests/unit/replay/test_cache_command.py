@@ -290,6 +290,9 @@ def hostile(tmp_path: Path) -> Iterator[Path]:
     shutil.copytree(good, folder / "kvcm-unreadable")
     (folder / "kvcm-unreadable" / "identity.json").unlink()
     (folder / "kvcm-unreadable" / "identity.json").symlink_to("identity.json")
+    shutil.copytree(good, folder / "kvcm-unlockable")
+    (folder / "kvcm-unlockable" / "lock").unlink()
+    (folder / "kvcm-unlockable" / "lock").symlink_to("lock")
     yield folder
     held.end()
 
@@ -310,15 +313,15 @@ def test_a_folder_that_refuses_does_not_keep_the_others(hostile: Path, capsys: p
     captured = capsys.readouterr()
     verified = {os.path.basename(entry["folder"]): entry["pages"] for entry in json.loads(captured.out)}
     assert verified == {"kvcm-00": 9, "kvcm-zz": 9, "kvcm-mixed": 9, "kvcm-link": 9}
-    for name in (in_use, "kvcm-backup", "kvcm-unreadable"):
+    for name in (in_use, "kvcm-backup", "kvcm-unlockable", "kvcm-unreadable"):
         assert captured.err.count(str(hostile / name)) == 1
-    assert captured.err.count("\n") == 3
+    assert captured.err.count("\n") == 4
     assert main(["cache", "rm", str(hostile), "--salt", "none has it", "--yes"]) == 3
     assert main(["cache", "rm", str(hostile), "--yes"]) == 3
     captured = capsys.readouterr()
     assert captured.out == "".join(f"removed {hostile / name}\n" for name in ("kvcm-00", "kvcm-zz"))
     after = states_of(hostile)
-    kept = [in_use, "kvcm-backup", "kvcm-link", "kvcm-mixed", "kvcm-unreadable"]
+    kept = [in_use, "kvcm-backup", "kvcm-link", "kvcm-mixed", "kvcm-unlockable", "kvcm-unreadable"]
     for name in kept:
         assert str(hostile / name) in captured.err
         assert after[name] == before[name], name

@@ -156,6 +156,12 @@ def test_full_disks_are_named_with_the_way_out(folder: Path, capsys: pytest.Capt
         assert main([*call, "/dev/full"]) == EXIT_BAD_INPUT, call
         error = capsys.readouterr().err
         assert "kvcm: /dev/full: No space left on device; " in error and "name a file elsewhere" in error, (call, error)
+    long = folder / "long.jsonl"
+    long.write_text(LINE.replace("600", "5120").replace("[0, 1]", str(list(range(10)))) * 20)
+    # Lines of 5120 and of 80 ids, over and under what is buffered: the disk is full in the middle.
+    for block in ("1", "64"):
+        assert main(["convert", str(long), "/dev/full", "--quiet", "--block", block]) == EXIT_BAD_INPUT
+        assert capsys.readouterr().err.startswith("kvcm: /dev/full: No space left on device; ")
     for call in calls_of(folder).values():
         for is_direct in (False, True):
             # Written at once, and at the flush.
