@@ -111,7 +111,8 @@ def to_names(names: object) -> list[bytes]:
     given: list[object] = list(names) if isinstance(names, (set, frozenset)) else to_list(names, "names")
     for name in given:
         if not isinstance(name, bytes):
-            raise TypeError(f"names must be bytes, as restored() has them; item {len(found)} is a {type(name).__name__}")
+            place = f"item {len(found)} is" if isinstance(names, (list, tuple)) else f"the {type(names).__name__} has"
+            raise TypeError(f"names must be bytes, as restored() has them; {place} a {type(name).__name__}")
         found.append(name)
     if isinstance(names, (set, frozenset)):
         # The order decides nothing, but is in the journal.
