@@ -132,9 +132,9 @@ def share_blocks(state: SequenceState, child: SequenceState) -> None:
 def _join_family(state: SequenceState, child: SequenceState) -> None:
     family = state.forks
     if family is None:
-        family = [state]
+        family = {state: None}
         state.forks = family
-    family.append(child)
+    family[child] = None
     child.forks = family
     if state.num_blocks > state.num_published:
         state.forked_end = state.num_blocks

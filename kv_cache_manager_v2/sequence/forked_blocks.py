@@ -102,7 +102,7 @@ def cut_forked(state: SequenceState, end: i64) -> None:
 def leave_family(state: SequenceState) -> None:
     family = state.forks
     if family is not None:
-        family.remove(state)
+        del family[state]
         state.forks = None
 
 

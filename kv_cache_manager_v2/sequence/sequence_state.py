@@ -132,7 +132,7 @@ class SequenceState:
     """Unique within the manager; `id` is the user's and need not be."""
     id: Final[int]
     scope: Final[ReuseScope]
-    forks: "list[SequenceState] | None"
+    forks: "dict[SequenceState, None] | None"
     """The open sequences that were forked from one another, this one included: one list for all of them."""
     planned: PlannedLinks | None
     """Blocks that the sequence has promised to compute, or that others have; None if there are none."""
