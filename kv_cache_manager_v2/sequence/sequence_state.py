@@ -133,7 +133,7 @@ class SequenceState:
     id: Final[int]
     scope: Final[ReuseScope]
     forks: "dict[SequenceState, None] | None"
-    """The open sequences that were forked from one another, this one included: one list for all of them."""
+    """The open sequences that were forked from one another, this one included, oldest first: one dict for all of them."""
     planned: PlannedLinks | None
     """Blocks that the sequence has promised to compute, or that others have; None if there are none."""
     beams: "list[SequenceState]"

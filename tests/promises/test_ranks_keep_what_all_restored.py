@@ -235,7 +235,7 @@ def test_names_that_are_none_are_refused(tmp_path: Path) -> None:
             (7, TypeError, "names must be a sequence, not int"),
             ({"x": 1}, TypeError, "names must be a sequence, not dict"),
             ([names[0].hex()], TypeError, "item 0 is a str"),
-            ({names[0].hex()}, TypeError, "item 0 is a str"),
+            ({names[0].hex()}, TypeError, "the set has a str"),
         ]
         for given, error, text in wrong:
             with pytest.raises(error, match=text):
