@@ -58,7 +58,7 @@ def name_in_prometheus(metric):
 SHARED = {name_in_prometheus(metric): metric.label_names for metric in sample_shared(None)}
 SHARED |= {metric.name: (*metric.label_names, "le") for metric in [sample_shared_times(None)]}
 
-# No failure that somebody must be told of, or one that a rule about another metric tells of.
+# No failure that operators must be told of, or one that a rule about another metric tells of.
 NO_ALERT = {
     "kvcm_blocks", "kvcm_clean_copies", "kvcm_sequences", "kvcm_resumes_total", "kvcm_missed_tokens_total", "kvcm_restored_pages",
     "kvcm_allocated_blocks_total", "kvcm_reused_blocks_total", "kvcm_missed_blocks_total", "kvcm_generated_blocks_total",
@@ -428,7 +428,7 @@ def test_alerts_ask_for_what_there_is_and_are_explained():
     page = (ALERTS.parents[1] / "docs" / "operations.md").read_text()
     assert re.findall(r"^\| `(Kvcm\w+)` \|", page, re.MULTILINE) == [name for name, _ in alerts]
     silent = (NAMES | set(SHARED)) - watched
-    assert silent == NO_ALERT, f"say of {silent ^ NO_ALERT} whether somebody must be told: a rule, or NO_ALERT"
+    assert silent == NO_ALERT, f"say of {silent ^ NO_ALERT} whether operators must be told: a rule, or NO_ALERT"
 
 
 def test_the_page_has_every_metric():

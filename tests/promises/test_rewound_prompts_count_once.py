@@ -32,6 +32,17 @@ class Files(LossyFiles):
         return super().transfer(file, is_write, addresses, sizes, offset)
 
 
+def serve_and_reopen(tmp_path: object) -> tuple[Process, "Files"]:
+    """The first prompt is on the disk, and another process has it; its files."""
+    disk = LossyDisk()
+    config = durable_config(str(tmp_path))
+    first = Process(config, Files(disk))
+    first.run(PROMPTS[0])
+    first.end()
+    files = Files(disk)
+    return Process(config, files), files
+
+
 def cut(disk: LossyDisk, files: Files) -> None:
     (path,) = disk.paths("/data-")
     del disk.files[path].content[:]
@@ -140,14 +151,8 @@ def test_a_page_that_is_lost_in_the_middle_leaves_the_hits_before_it(tmp_path: o
 
 @pytest.mark.parametrize("how", ["again", "closed"])
 def test_a_sequence_that_did_not_wait_is_counted_once_it_is_known(tmp_path: object, how: str) -> None:
-    """Resumed and not there yet, it is in no total; what it turns out to be is, also if nobody rewinds it."""
-    disk = LossyDisk()
-    config = durable_config(str(tmp_path))
-    first = Process(config, Files(disk))
-    first.run(PROMPTS[0])
-    first.end()
-    files = Files(disk)
-    again = Process(config, files)
+    """Resumed and not there yet, it is in no total; what it turns out to be is, also if no call rewinds it."""
+    again, files = serve_and_reopen(tmp_path)
     files.is_broken = True
     kv_cache = again.manager.create_kv_cache(None, PROMPTS[0])
     with pytest.raises(LoadFailed):
@@ -166,13 +171,7 @@ def test_a_sequence_that_did_not_wait_is_counted_once_it_is_known(tmp_path: obje
 
 
 def test_a_second_try_that_succeeds_is_a_hit(tmp_path: object) -> None:
-    disk = LossyDisk()
-    config = durable_config(str(tmp_path))
-    first = Process(config, Files(disk))
-    first.run(PROMPTS[0])
-    first.end()
-    files = Files(disk)
-    again = Process(config, files)
+    again, files = serve_and_reopen(tmp_path)
     files.is_broken = True
     kv_cache = again.manager.create_kv_cache(None, PROMPTS[0])
     with pytest.raises(LoadFailed):
@@ -188,7 +187,7 @@ def test_a_second_try_that_succeeds_is_a_hit(tmp_path: object) -> None:
 
 @pytest.mark.parametrize("how", ["evicted", "cleared", "lowest"])
 def test_a_page_that_goes_after_its_read_has_failed_counts_once(tmp_path: object, how: str) -> None:
-    """It is on the disk still, and nobody computes it again."""
+    """It is on the disk still, and no sequence computes it again."""
     disk = LossyDisk()
     # Windowed pages go alone, those of whole paths together.
     windows = (2 * SIZE,) if how == "lowest" else (None,)
@@ -228,13 +227,7 @@ def count_pages(process: Process) -> int:
 
 @pytest.mark.parametrize("how", ["resized", "suspended", "forked", "arrived"])
 def test_what_a_call_waits_for_is_counted_by_that_call(tmp_path: object, how: str) -> None:
-    disk = LossyDisk()
-    config = durable_config(str(tmp_path))
-    first = Process(config, Files(disk))
-    first.run(PROMPTS[0])
-    first.end()
-    files = Files(disk)
-    again = Process(config, files)
+    again, files = serve_and_reopen(tmp_path)
     manager = again.manager
     files.is_broken = how in ("resized", "suspended")
     kv_cache = manager.create_kv_cache(None, PROMPTS[0])
@@ -286,13 +279,7 @@ def test_hits_of_a_sequence_that_ran_stay(tmp_path: object) -> None:
 
 
 def test_what_another_sequence_has_repaired_is_a_hit(tmp_path: object) -> None:
-    disk = LossyDisk()
-    config = durable_config(str(tmp_path))
-    first = Process(config, Files(disk))
-    first.run(PROMPTS[0])
-    first.end()
-    files = Files(disk)
-    again = Process(config, files)
+    again, files = serve_and_reopen(tmp_path)
     files.is_broken = True
     kv_cache = again.manager.create_kv_cache(None, PROMPTS[0])
     with pytest.raises(LoadFailed):

@@ -1,5 +1,5 @@
 """Random texts over two tokens are planned, committed, taken back and read by others, so most of them meet in the tree: a commit of other
-tokens than planned is refused and has changed nothing, whoever published what lies between, and no history breaks the manager."""
+tokens than planned is refused and has changed nothing, whichever sequence published what lies between, and no history breaks it."""
 
 from random import Random
 

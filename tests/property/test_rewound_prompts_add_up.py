@@ -83,16 +83,16 @@ class History:
             self.forks.add(fork.id)
             self.add(fork, 0, self.firsts[kv_cache.id])
         elif choice < 0.8:
-            kv_cache.ready  # noqa: B018
+            bool(kv_cache.ready)
         else:
             self.grow(kv_cache)
 
     def recover(self) -> None:
-        """Whoever has lost pages is rewound, closed, or left for later."""
+        """A sequence that has lost pages is rewound, closed, or left for later."""
         for kv_cache in list(self.open):
             try:
                 if kv_cache.is_active:
-                    kv_cache.ready  # noqa: B018
+                    bool(kv_cache.ready)
             except LoadFailed as error:
                 self.num_failures += 1
                 choice = self.random.random()
