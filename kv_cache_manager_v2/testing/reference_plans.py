@@ -71,7 +71,7 @@ class ReferencePlans:
         node = read[-1].node if read else (sequence.path[-1] if sequence.path else pages.tree.root(sequence.scope))
         above = read[-1] if read else None
         num_offered = 0
-        for ordinal in range(first, len(text) // size):
+        for ordinal in range(first, self._find_matchable_end(sequence, read, text, in_tree)):
             node = pages.tree.child(node, text[ordinal * size : (ordinal + 1) * size])
             plan = self.find(node)
             if plan is not None and plan.writer is not sequence:
@@ -83,6 +83,31 @@ class ReferencePlans:
                 num_offered += 1
             above = None if node in in_tree else plan
         return num_offered * size
+
+    def _find_matchable_end(self, sequence: ReferenceSequence, read: list[ReferencePlan], text: Text, in_tree: Set[int]) -> int:
+        """Behind the last block of the text that a prompt may end with: there every window has pages, which scratch blocks have not."""
+        pages = self._pages
+        size = pages.tokens_per_block
+        nodes = [*sequence.path, *[plan.node for plan in read]]
+        first = len(nodes)
+        node = nodes[-1] if nodes else pages.tree.root(sequence.scope)
+        for ordinal in range(first, len(text) // size):
+            node = pages.tree.child(node, text[ordinal * size : (ordinal + 1) * size])
+            nodes.append(node)
+        present = set(pages.statuses)
+        for ordinal, node in enumerate(nodes):
+            owners = [sequence]
+            for plan in read:
+                if plan.node == node:
+                    owners = [plan.writer, *plan.readers]
+            for group, rule in enumerate(pages.rules):
+                is_private_page = node not in in_tree and any([pages.is_needed(owner, group, ordinal) for owner in owners])
+                if rule.window is None or is_private_page:
+                    present.add((node, group))
+        end = len(nodes)
+        while end > first and not pages.tree.is_reusable(nodes[:end], end * size, present):
+            end -= 1
+        return end
 
     def find_longest(self, scope: Scope, text: Text, present: Set[Page], in_tree: Set[int], content: int, backoff: int) -> int:
         """The longest reusable prefix that ends with a planned block; 0 if there is none. ``content``: as the tree has it."""

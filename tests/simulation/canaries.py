@@ -654,6 +654,14 @@ CANARIES = (
         "owner.timeline != NO_TIMELINE or owner.has_beams or twin_pages is None",
     ),
     Canary(
+        "blocks in scratch slots are counted as planned",
+        "sequence/planned_steps.py",
+        "offer",
+        "end = _count_matchable(state, node, above, ordinal, text) * block_bytes",
+        "end = len(text) // block_bytes * block_bytes",
+        first_seed=180,
+    ),
+    Canary(
         "planned block may be read on another stream than its writer's",
         "sequence/planned_rules.py",
         "refuse_other_stream",
