@@ -10,7 +10,7 @@ from typing import Final, final
 from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
-from ..base.errors import StorageIOError
+from ..base.errors import PageMoveError, StorageIOError
 from ..base.ids import CacheTier
 from ..device.stream_order import StreamOrder
 from ..events.removal_cause import CAPACITY
@@ -181,7 +181,7 @@ class Onboarding:
                 moves.add(pages[first + position], target_level * wanted.num_pool_groups + pool_group)
             point = moves.enqueue(pool_group, level, target_level)
             if verify and self._storage.pool_groups[source_index].tier == CacheTier.DISK:
-                self._verify(level, pool_group, count, account)
+                self._verify([int(page) for page in moves.pages], level, pool_group, account)
         except BaseException:
             moves.undo(level, pool_group, target_level)
             raise
@@ -191,10 +191,9 @@ class Onboarding:
         self._storage.changes.end()
         wanted.points = append(wanted.points, point)
 
-    def _verify(self, level: i64, pool_group: i64, count: i64, account: PageCounters | None) -> None:
-        """Wait until the pages of the move are there; if the disk lost one they stay where they are, all of them."""
+    def _verify(self, pages: list[int], level: i64, pool_group: i64, account: PageCounters | None) -> None:
+        """Wait until these pages of a move are there; if the disk lost one they stay where they are, all of them."""
         reads = self._storage.reads
-        pages = [int(page) for page in self._room.moves.pages]
         was_lost = [page in reads.lost for page in pages]
         reads.wait_for(pages)
         count_failed_reads(self._storage, account)
@@ -214,7 +213,7 @@ class Onboarding:
             else:
                 text = f"{num_damaged} of these are not what was written, and are lost; the others are there still"
             raise StorageIOError(
-                f"reading {len(failed)} of {count} pages of pool group {pool_group} from level {level} (DISK) failed; {text}"
+                f"reading {len(failed)} of {len(pages)} pages of pool group {pool_group} from level {level} (DISK) failed; {text}"
             )
 
     def _swap_up(
@@ -235,27 +234,29 @@ class Onboarding:
         low_ready = storage.allocators[level * wanted.num_pool_groups + pool_group].ready
         high_ready = storage.allocators[pool_group].ready
         low = storage.pool_groups[level * wanted.num_pool_groups + pool_group]
-        is_read = low.tier == CacheTier.DISK and not verify
+        is_disk = low.tier == CacheTier.DISK
         try:
             point = self._mover.swap(pool_group, level, low_slot, high_slot, verify)
-        except BaseException:
+        except BaseException as failure:
             held.push_first(victim)
             timeline = self._mover.timeline(1, 0)
             try:
                 mark = self._order.mark(timeline)
                 low_ready[low_slot] = self._order.advance(low_ready[low_slot], timeline, mark)
                 high_ready[high_slot] = self._order.advance(high_ready[high_slot], timeline, mark)
-                if is_read:
-                    # What was read is written back before it is known whether it could be read.
+                if is_disk:
+                    # What was read is written back, and it may not be known yet whether it could be read.
                     storage.reads.record(mark, level, low, vec[i64]([page]), vec[i64]([low_slot]), 1)
             except Exception as error:
                 raise describe_lost_copies(error) from error
+            if is_disk and verify and isinstance(failure, PageMoveError):
+                self._verify([int(page)], level, pool_group, account)
             raise
         storage.digest.record(VICTIM, victim)
         storage.num_evicted[pool_group] += 1
         storage.counters.record_copied(level, _TOP, pool_group, 1, account)
         storage.counters.record_copied(_TOP, level, pool_group, 1, account)
-        if is_read:
+        if is_disk and not verify:
             storage.reads.record(point, level, low, vec[i64]([page]), vec[i64]([low_slot]), 1)
         place_page(storage, page, _TOP, high_slot)
         place_page(storage, victim, level, low_slot)

@@ -543,6 +543,31 @@ def test_a_read_and_a_copy_of_one_exchange_fail(windows: tuple[int | None, ...],
     assert num_refused > 3 and 0 < num_lost <= 13
 
 
+@pytest.mark.parametrize("is_eager", [True, False])
+@pytest.mark.parametrize("windows", [(None,), (None, 8)])
+def test_a_read_that_fails_in_an_exchange_is_a_failed_load(windows: tuple[int | None, ...], is_eager: bool) -> None:
+    """Pages change places as above, and `resume` waits for them: `LoadFailed`, counted once, and nothing is lost."""
+    for nth in range(1, 5):
+        device = SimulatedDevice(nth, eager=is_eager)
+        with Bench(tiered_config(4, [("disk", 4)], windows=windows), device) as bench:
+            sequences = [bench.suspended(number, 16 if len(windows) == 1 else 8) for number in (1, 2)]
+            device.faults.fail("disk_read", nth, Refused("unreadable"))
+            with pytest.raises(LoadFailed, match="there still"):
+                sequences[0].resume()
+            device.faults.clear()
+            assert bench.manager.get_statistics().count_drops(DropReason.FAILURE) == 1
+            bench.manager.check_invariants()
+            for kv_cache in sequences:
+                assert kv_cache.resume()
+                bench.check(kv_cache)
+                kv_cache.suspend()
+            finish(bench)
+            for kv_cache in sequences:
+                kv_cache.close()
+            assert bench.manager.get_statistics().count_drops(DropReason.FAILURE) == 1
+        assert device.races == ()
+
+
 @pytest.mark.parametrize("lost", [0, 1])
 def test_what_is_left_of_a_trimmed_match_is_whole(lost: int) -> None:
     """With `reuse_match_backoff` the end of a match is taken off, and what is left is looked for again: a block that begins alike and is
