@@ -45,7 +45,7 @@ class KVCacheEventManager(Handle):
 
     __slots__ = (
         "_max_events", "_hash_algo", "_attention_dp_rank", "_log", "_backlog", "_groups", "_tokens_per_block", "_cache_tiers",
-        "_partial_blocks", "_door",
+        "_partial_blocks", "_door", "_is_published",
     )  # fmt: skip
 
     _NAMES: ClassVar[str] = "the events of a manager of this process"
@@ -62,6 +62,8 @@ class KVCacheEventManager(Handle):
     _cache_tiers: tuple[CacheTier, ...]
     _door: CallDoor | None
     """Of the manager; None while UNBOUND."""
+    _is_published: bool
+    """A publisher drains it."""
 
     def __init__(
         self,
@@ -81,6 +83,7 @@ class KVCacheEventManager(Handle):
         self._tokens_per_block = 0
         self._cache_tiers = ()
         self._door = None
+        self._is_published = False
 
     # -- for the manager ----------------------------------------------------------------------------------------------
 
@@ -111,6 +114,18 @@ class KVCacheEventManager(Handle):
         self._backlog = backlog
         self._log = log
         return log
+
+    # -- for a publisher ----------------------------------------------------------------------------------------------
+
+    def begin_publishing(self) -> None:
+        """Not for users: a `KVCacheEventPublisher` calls it. `LogicError` while there is one: each would lack the events of the other."""
+        if self._is_published:
+            raise LogicError("event_manager has a publisher already, which drains its events; close that one first")
+        self._is_published = True
+
+    def end_publishing(self) -> None:
+        """Not for users: another publisher may begin."""
+        self._is_published = False
 
     # -- for the user -------------------------------------------------------------------------------------------------
 

@@ -59,8 +59,8 @@ _logger: Final = PackageLog("kv_cache_manager_v2")
 @final
 @mypyc_attr(native_class=True)
 class KVCacheEventPublisher(Handle):
-    """Publishes events from its creation until `close`; a context manager. No other code may drain the event manager: two publishers would
-    share its events.
+    """Publishes events from its creation until `close`; a context manager. No other code may drain the event manager meanwhile: what it
+    drains is not published.
 
     Made by the thread that calls the manager, whose changes so far are flushed. ``endpoint``, ``replay_endpoint``,
     ``snapshot_endpoint``: addresses to bind (`*`, `::`, ipc, inproc) or else, with a concrete host, to connect to: then subscribers must
@@ -71,7 +71,8 @@ class KVCacheEventPublisher(Handle):
     grow over restarts. ``buffer_batches``: batches kept for replays. ``lora_names``: by LoRA id. ``linger_ms``: how long
     `close` waits for slow consumers.
 
-    `ImportError` without pyzmq or msgspec; `LogicError` unless the event manager has been given to a manager, and is on.
+    `ImportError` without pyzmq or msgspec; `LogicError` unless the event manager has been given to a manager, is on, and has no other
+    publisher that is open.
     """
 
     __slots__ = (
@@ -192,30 +193,33 @@ class KVCacheEventPublisher(Handle):
         self._endpoint = endpoints[0] or ""
         self._replay_endpoint = endpoints[1]
         self._snapshot_endpoint = endpoints[2]
-        events.flush_iteration_events()
-        self._open(most_waiting)
-        thread = threading.Thread(target=self._run, name="kv-event-publisher", daemon=True)
+        events.begin_publishing()
+        try:
+            events.flush_iteration_events()
+            self._open(most_waiting)
+            thread = threading.Thread(target=self._run, name="kv-event-publisher", daemon=True)
+            thread.start()
+        except BaseException:
+            self._stop.set()
+            events.end_publishing()
+            self._close_sockets(0)
+            raise
         self._sender = thread
-        thread.start()
 
     def _open(self, high_water_mark: int) -> None:
         zmq = _load_zmq()
         self._context = zmq.Context()
-        try:
-            self._socket = self._context.socket(zmq.PUB)
-            self._socket.set_hwm(high_water_mark)
-            self._endpoint = _attach(self._socket, self._endpoint, "endpoint")
-            if self._replay_endpoint is not None:
-                self._replay_socket = self._context.socket(zmq.ROUTER)
-                self._replay_socket.set_hwm(0)  # a replay is sent whole
-                self._replay_endpoint = _attach(self._replay_socket, self._replay_endpoint, "replay_endpoint")
-            if self._snapshot_endpoint is not None:
-                self._snapshot_socket = self._context.socket(zmq.ROUTER)
-                self._snapshot_socket.set_hwm(0)
-                self._snapshot_endpoint = _attach(self._snapshot_socket, self._snapshot_endpoint, "snapshot_endpoint")
-        except BaseException:
-            self._close_sockets(0)
-            raise
+        self._socket = self._context.socket(zmq.PUB)
+        self._socket.set_hwm(high_water_mark)
+        self._endpoint = _attach(self._socket, self._endpoint, "endpoint")
+        if self._replay_endpoint is not None:
+            self._replay_socket = self._context.socket(zmq.ROUTER)
+            self._replay_socket.set_hwm(0)  # a replay is sent whole
+            self._replay_endpoint = _attach(self._replay_socket, self._replay_endpoint, "replay_endpoint")
+        if self._snapshot_endpoint is not None:
+            self._snapshot_socket = self._context.socket(zmq.ROUTER)
+            self._snapshot_socket.set_hwm(0)
+            self._snapshot_endpoint = _attach(self._snapshot_socket, self._snapshot_endpoint, "snapshot_endpoint")
 
     def _close_sockets(self, linger_ms: int) -> None:
         for socket in (self._socket, self._replay_socket, self._snapshot_socket):
@@ -285,6 +289,7 @@ class KVCacheEventPublisher(Handle):
         if thread is not None:
             thread.join()
             self._sender = None
+            self._event_manager.end_publishing()
         self._close_sockets(self._linger_ms)
 
     # -- for a shared level -------------------------------------------------------------------------------------------

@@ -144,9 +144,10 @@ def test_misuse_is_a_clear_error(place: dict[str, str]) -> None:
             publish(manager.event_manager, place, heartbeat_seconds="often")
         with pytest.raises(TypeError, match="endpoint"):
             publish(manager.event_manager, {**place, "snapshot_endpoint": 5})  # type: ignore[dict-item]
-        with publish(manager.event_manager, {"endpoint": "tcp://127.0.0.1:*"}) as publisher, pytest.raises(zmq.ZMQError):
+        with engine() as other, publish(other.event_manager, {"endpoint": "tcp://127.0.0.1:*"}) as publisher:
             taken = publisher.endpoint.replace("127.0.0.1", "*")
-            publish(manager.event_manager, {"endpoint": "tcp://127.0.0.1:*", "snapshot_endpoint": taken})
+            with pytest.raises(zmq.ZMQError):
+                publish(manager.event_manager, {"endpoint": "tcp://127.0.0.1:*", "snapshot_endpoint": taken})
 
 
 # -- durable and shared copies --------------------------------------------------------------------------------------------

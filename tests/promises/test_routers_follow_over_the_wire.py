@@ -209,9 +209,25 @@ def test_ports_count_up_by_rank_and_misuse_is_a_clear_error() -> None:
                 publish(manager, **wrong)
         with pytest.raises(TypeError):
             publish(manager, topic=b"x")
-        with publish(manager) as publisher, pytest.raises(zmq.ZMQError):
-            publish(manager, endpoint=publisher.endpoint.replace("127.0.0.1", "*"))
+        with publish(manager) as publisher:
+            with engine() as other, pytest.raises(zmq.ZMQError):
+                publish(other, endpoint=publisher.endpoint.replace("127.0.0.1", "*"))
     with pytest.raises(LogicError, match="max_kv_event_entries is 0"), engine(0) as off:
         publish(off)
     with pytest.raises(LogicError, match="give it to a KVCacheManager"):
         KVCacheEventPublisher(KVCacheEventManager(1))
+
+
+def test_an_event_manager_has_one_publisher_at_a_time() -> None:
+    """Each would lack what the other one has drained. One that cannot begin, or that is closed, is in no one's way."""
+    with engine() as other, publish(other) as taken, engine() as manager:
+        with pytest.raises(zmq.ZMQError):
+            publish(manager, endpoint=taken.endpoint.replace("127.0.0.1", "*"))
+        first = publish(manager)
+        with pytest.raises(LogicError, match="event_manager has a publisher already, .*; close that one first"):
+            publish(manager)
+        first.close()
+        with publish(manager):
+            first.close()
+            with pytest.raises(LogicError, match="close that one first"):
+                publish(manager)
