@@ -17,6 +17,8 @@ from ..base.missing_package import missing_package
 from .resp_connection import FORMAT, FORMAT_KEY
 from .shared_store import MISSING, REFUSED, WRONG_SIZE, SharedStore, StoreConnection, store_error
 
+_LINE_END: Final = "\n"
+
 
 class ObjectStore(SharedStore):
     """``store``: any of `obstore.store`. ``name``: for messages, and equal in all processes. `ImportError` without obstore."""
@@ -56,7 +58,8 @@ class _ObjectConnection(StoreConnection):
         except FileNotFoundError:
             result = missing
         except self._errors as error:
-            raise store_error(REFUSED, f"the store {self._name} fails: {error}") from error
+            # What follows the first line is obstore's own structures, for a debugger: the cause has it.
+            raise store_error(REFUSED, f"the store {self._name} fails: {str(error).partition(_LINE_END)[0]}") from error
         self.last_progress = monotonic()
         return result
 

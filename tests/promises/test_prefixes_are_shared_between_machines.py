@@ -7,7 +7,7 @@ import pytest
 from shared_models import Rank, agree, shared_config, wait_until
 
 from kv_cache_manager_v2 import HostDevice, LogicError, ModelId, ReuseScope
-from kv_cache_manager_v2.shared import MemoryStore, ObjectStore, RemoteReport, SharedLevel
+from kv_cache_manager_v2.shared import MemoryStore, ObjectStore, RemoteReport, SharedLevel, StoreError
 from kv_cache_manager_v2.testing.journal_rerun import rerun
 
 TEXT = list(range(100, 133))  # 8 whole blocks and the token that the model must compute
@@ -329,6 +329,12 @@ def test_a_shared_folder_serves_as_a_store(tmp_path: Path) -> None:
         second.drain()
     with pytest.raises(TypeError, match="LocalStore"):
         ObjectStore(str(tmp_path))
+    # One line for the log, though obstore adds its own structures.
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StoreError) as caught:
+        ObjectStore(local.LocalStore(str(tmp_path)), "cold").connect("cold").store([b"file/key"], [[memoryview(b"1")]])
+    assert str(caught.value).startswith("the store cold fails: ") and "\n" not in str(caught.value)
+    assert caught.value.__cause__ is not None
     (tmp_path / "kvcm" / "format").write_bytes(b"KVCMSHR9")
     with pytest.raises(ValueError, match="KVCMSHR9"):
         Rank(ObjectStore(local.LocalStore(str(tmp_path))))
