@@ -5,6 +5,7 @@ Exit code 1 if a batch was asked about and does not fit; 2 also for memory under
 
 import argparse
 import json
+import os
 import sys
 from dataclasses import replace
 from typing import Any, Final
@@ -77,11 +78,15 @@ def run_plan_command(options: argparse.Namespace, parser: argparse.ArgumentParse
         parser.error(f"--batch {options.batch}: more than {_MAX_BATCH:,} sequences are not looked at")
     if options.model is not None and options.model_name is not None:
         parser.error("give MODEL or --model, not both")
-    require_writable(parser, "--json", options.json)
-    model = find_model(options, parser, options.model_name if options.model is None else options.model)
+    name: str | None = options.model_name if options.model is None else options.model
+    # A model may be a folder of Hugging Face's.
+    inputs = () if name is None else (name, os.path.join(name, "config.json"))
+    require_writable(parser, "--json", options.json, *inputs)
+    model = find_model(options, parser, name)
     if options.gpu_memory is None and config_of(model) is None:
         parser.error("give --gpu-memory BYTES, as in --gpu-memory 40g")
-    require_file(parser, "--save", options.save)
+    # A configuration may be saved over the one that it was made of; a config.json is another engine's.
+    require_file(parser, "--save", options.save, *(inputs if config_of(model) is None else ()))
     sequence = KVCacheDesc(length, history)
     batch = None if options.batch is None else BatchDesc([sequence] * options.batch, prompt)
     try:

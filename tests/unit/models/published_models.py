@@ -1,15 +1,13 @@
 """Published models: what their `config.json` says of the cache, and what a token of it takes, from elsewhere.
 
 Each row: a name; the fields, written by hand from the model's `config.json` on Hugging Face (only those that matter here); the bytes of
-a token in
-full-attention layers and in windowed layers, with 16-bit keys and values; the windows; the bytes of a sequence's recurrent states.
+a token in full-attention layers and in windowed layers, with 16-bit keys and values; the windows; the bytes of a sequence's recurrent
+states.
 
 Rows of `CATALOGUE` have the bytes of a token that `kvcache-simulator` 0.1.3 (package index; its `models.yaml`, formulas of its own)
-gives for the
-model of the same name. It adds windowed layers to the others; of sparse attention its indexer is counted apart, here with 8 bits and
-scales. Rows
-of `BY_HAND` are layers * (key items + value items) * 2 bytes, from the models' reports and cards. States are from the shapes of the
-layers: (kernel - 1) * channels * 2 bytes, and heads * key size * value size * 4 bytes.
+gives for the model of the same name. It adds windowed layers to the others; of sparse attention its indexer is counted apart, here with
+8 bits and scales. Rows of `BY_HAND` are layers * (key items + value items) * 2 bytes, from the models' reports and cards. States are from
+the shapes of the layers: (kernel - 1) * channels * 2 bytes, and heads * key size * value size * 4 bytes.
 """
 
 from typing import Any, Final, NamedTuple

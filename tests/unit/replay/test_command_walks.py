@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from durable_models import Process, durable_config
+from unit.models.published_models import CATALOGUE
 
 from kv_cache_manager_v2 import GpuCacheTierConfig, HostDevice, KVCacheManager, config_from_model
 from kv_cache_manager_v2.replay.cli import COMMANDS, main
@@ -174,7 +175,7 @@ def test_an_input_is_never_replaced(folder: Path, tmp_path: Path, capsys: pytest
     """By the same name, a link, and a symbolic link."""
     for call, option in outputs_of(folder):
         if call[0] == "plan":
-            # Its input may be what it wrote before.
+            # Its model may be a file or a folder, and what it saved before: the next test.
             continue
         source = tmp_path / "source"
         shutil.copyfile(call[1], source)
@@ -188,6 +189,25 @@ def test_an_input_is_never_replaced(folder: Path, tmp_path: Path, capsys: pytest
         assert source.read_bytes() == before
         for path in tmp_path.iterdir():
             path.unlink()
+
+
+def test_a_model_is_replaced_by_a_configuration_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(CATALOGUE[0].config))
+    before = config.read_bytes()
+    for model in (tmp_path, config):
+        for option in ("--json", "--save"):
+            assert main(["plan", str(model), "--gpu-memory", "40g", option, str(config)]) == EXIT_USAGE
+            assert f"{option} {config}: that is the input" in capsys.readouterr().err
+    assert config.read_bytes() == before
+    saved = tmp_path / "saved.json"
+    assert main(["plan", str(tmp_path), "--gpu-memory", "40g", "--save", str(saved)]) == EXIT_OK
+    first = saved.read_bytes()
+    assert main(["plan", str(saved), "--json", str(saved)]) == EXIT_USAGE
+    assert saved.read_bytes() == first
+    # The saved one, with more memory.
+    assert main(["plan", str(saved), "--gpu-memory", "80g", "--save", str(saved)]) == EXIT_OK
+    assert saved.read_bytes() != first
 
 
 # -- what is read -----------------------------------------------------------------------------------------------------------
