@@ -568,6 +568,34 @@ def test_a_read_that_fails_in_an_exchange_is_a_failed_load(windows: tuple[int | 
         assert device.races == ()
 
 
+def test_a_read_that_fails_while_a_disk_level_shrinks() -> None:
+    """Pages at its end are read and written in front of it, behind the back: the page that could not be read is lost, and no other."""
+    device = SimulatedDevice(1, eager=False)
+    with Bench(tiered_config(4, [("disk", 16)]), device) as bench:
+        sequences = [bench.suspended(number, 8) for number in range(8)]
+        device.drain()
+        assert bench.counts(1) == (16, 4)
+        # Each has its two pages in neighbouring slots; those of the first ones are free again.
+        for kv_cache in sequences[:4]:
+            kv_cache.close()
+        del sequences[:4]
+        device.faults.fail("disk_read", 1, Refused("unreadable"))
+        assert bench.manager.resize(1, bench.manager.get_quota(1) // 4)
+        device.drain()
+        device.faults.clear()
+        num_lost = 0
+        for kv_cache in sequences:
+            try:
+                assert kv_cache.resume()
+                bench.check(kv_cache)
+            except LoadFailed as failure:
+                assert "are lost" in str(failure)
+                num_lost += 1
+            kv_cache.close()
+        finish(bench)
+        assert num_lost == bench.manager.get_statistics().count_drops(DropReason.FAILURE) == 1
+
+
 @pytest.mark.parametrize("lost", [0, 1])
 def test_what_is_left_of_a_trimmed_match_is_whole(lost: int) -> None:
     """With `reuse_match_backoff` the end of a match is taken off, and what is left is looked for again: a block that begins alike and is

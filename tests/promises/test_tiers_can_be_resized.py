@@ -1,5 +1,6 @@
 """A tier's quota can be changed while sequences are open: what is in it moves and keeps its bytes, or the call is refused."""
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from kv_cache_manager_v2.device.host_device import HostDevice
 from kv_cache_manager_v2.testing import FakeEngine, SimulatedDevice, Step
 from refused_work import Refused, RefusingHostDevice
 from small_models import attention_layers
+from tiered_models import TOKENS_PER_BLOCK, Bench, tiered_config
 
 MIB = 1 << 20
 T = 32
@@ -123,6 +125,33 @@ def test_what_must_stay_is_not_cut_off() -> None:
         assert manager.describe() == dump and manager.get_quota(0) == 16 * 64
         assert manager.resize(0, 8 * 64)
         kv_cache.close()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_level_shrinks_to_what_finds_no_room_below(seed: int) -> None:
+    """Of suspended sequences alone: to each size that leaves room for its pages there and in the free slots below, and to no other."""
+    random = Random(seed)
+    num_refused = 0
+    with Bench(tiered_config(6, [("host", 8), ("host", 6)]), HostDevice()) as bench:
+        manager = bench.manager
+        slot_bytes = manager.get_quota(0) // 6
+        sequences = [bench.suspended(number, random.randint(2, 4) * TOKENS_PER_BLOCK) for number in range(5)]
+        for _turn in range(40):
+            level = random.randrange(3)
+            count = random.randint(2, 8)
+            counts = [bench.counts(each) for each in range(3)]
+            num_used = counts[level][0] - counts[level][1]
+            num_free_below = sum(free for _total, free in counts[level + 1 :])
+            assert manager.resize(level, count * slot_bytes) == (num_used - num_free_below <= count), (level, count, counts)
+            num_refused += num_used - num_free_below > count
+            manager.check_invariants()
+        for level in range(3):
+            assert manager.resize(level, 20 * slot_bytes)
+        for kv_cache in sequences:
+            assert kv_cache.resume()
+            bench.check(kv_cache)
+            kv_cache.close()
+    assert num_refused > 0
 
 
 def test_wrong_arguments() -> None:
