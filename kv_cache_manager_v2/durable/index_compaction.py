@@ -1,7 +1,8 @@
 """A new snapshot while the manager serves, made step by step by the thread that writes the index, from the files before the present log.
 
     state     what a step does                                                        way out
-    reading   apply some of the newest snapshot and of the logs after it              all are read: writing
+    reading   apply some of the newest snapshot and of the logs after it              all are read: choosing
+    choosing  find some of what the new snapshot says (`SnapshotChoice`)              all is found: writing
     writing   append a piece of the new snapshot                                      all is written: done
     done      -; the snapshot has its name, and what it replaces is removed
 
@@ -15,14 +16,15 @@ without either, of blocks that have left the tree and whose pages were overwritt
 import os
 from typing import Final, final
 
-from librt.vecs import append, vec
+from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.package_log import PackageLog
 from ..device.file_bytes import read_range
 from .cache_folder import CacheFolder
-from .index_state import IS_GONE, NO_ORDINAL, IndexSnapshot, IndexState
+from .index_state import IndexSnapshot, IndexState
 from .record_format import MAGIC, BadRecordError, split_frames
+from .snapshot_choice import SnapshotChoice
 from .snapshot_file import SnapshotFile
 
 _logger: Final = PackageLog("kv_cache_manager_v2")
@@ -36,7 +38,7 @@ _STEP_BYTES: Final = 1 << 16
 class IndexCompaction:
     """Made right after `CacheFolder.begin_log`. ``live``: the numbers of the blocks in the tree."""
 
-    __slots__ = ("_folder", "_live", "_names", "_state", "_file", "_file_bytes", "_offset", "_unread", "_snapshot", "_target")
+    __slots__ = ("_folder", "_live", "_names", "_state", "_file", "_file_bytes", "_offset", "_unread", "_choice", "_snapshot", "_target")
 
     _folder: Final[CacheFolder]
     _live: vec[i64]
@@ -49,6 +51,7 @@ class IndexCompaction:
     _offset: int
     _unread: bytes
     """The beginning of a frame whose end was not read yet."""
+    _choice: SnapshotChoice | None
     _snapshot: IndexSnapshot | None
     _target: SnapshotFile | None
 
@@ -62,6 +65,7 @@ class IndexCompaction:
         self._file_bytes = 0
         self._offset = 0
         self._unread = b""
+        self._choice = None
         self._snapshot = None
         self._target = None
 
@@ -123,31 +127,16 @@ class IndexCompaction:
     # -- writing ------------------------------------------------------------------------------------------------------
 
     def _choose(self) -> None:
-        """All pages; of the nodes those of the tree, those of the pages, and their ancestors."""
         state = self._state
-        pages = vec[i64](state.list_pages())
-        is_kept = vec[bool]([False] * state.num_nodes)
-        for number in self._live:
-            if number > 0:
-                node = state.find(number)
-                if node != NO_ORDINAL:
-                    is_kept[node] = True
-        for page in pages:
-            is_kept[state.page_nodes[page]] = True
-        node = state.num_nodes - 1
-        parents = state.parents
-        while node >= 0:
-            if is_kept[node] and parents[node] >= 0:
-                is_kept[parents[node]] = True
-            node -= 1
-        nodes = vec[i64]()
-        node = 0
-        while node < state.num_nodes:
-            if is_kept[node] and parents[node] != IS_GONE:
-                nodes = append(nodes, node)
-            node += 1
+        choice = self._choice
+        if choice is None:
+            choice = SnapshotChoice(state, self._live)
+            self._choice = choice
+        if choice.step():
+            return
+        self._choice = None
         self._live = vec[i64]()
-        self._snapshot = IndexSnapshot(state, nodes, parents, pages, state.page_nodes, state.next_generation)
+        self._snapshot = IndexSnapshot(state, choice.nodes, state.parents, choice.pages, state.page_nodes, state.next_generation)
         self._target = self._folder.open_snapshot()
 
     def _write(self, snapshot: IndexSnapshot) -> bool:

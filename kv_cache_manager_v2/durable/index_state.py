@@ -32,6 +32,7 @@ from .record_format import (
     encode_root,
     encode_weights,
 )
+from .slot_table import NO_PAGE, SlotTable
 
 NO_ORDINAL: Final = -1
 IS_ROOT: Final = -1
@@ -39,7 +40,6 @@ IS_GONE: Final = -2
 _HALF_MASK: Final = (1 << 32) - 1
 _SHORT_MASK: Final = (1 << 16) - 1
 _MOST_SLOTS: Final = 1 << 44
-"""A slot and a pool group are one number."""
 _MOST_NUMBERS: Final = 1 << 60
 """Of nodes and generations."""
 _WEIGHT_BYTES: Final = 8
@@ -108,7 +108,7 @@ class IndexState:
 
     __slots__ = (
         "parents", "page_nodes", "scopes", "next_node", "next_generation", "is_whole", "weights", "_pieces", "_numbers", "_node_places",
-        "_other_numbers", "_page_places", "_page_in_slot",
+        "_num_ascending", "_other_numbers", "_page_places", "_slot_tables",
     )  # fmt: skip
 
     parents: vec[i64]
@@ -126,11 +126,13 @@ class IndexState:
     _numbers: vec[i64]
     _node_places: vec[i64]
     """Piece (upper half) and position of each node's record."""
+    _num_ascending: i64
+    """So many nodes, from the first one on, have ascending numbers."""
     _other_numbers: Final[dict[int, int]]
-    """Ordinals of nodes whose number is not as far from the first node's number as their ordinal says."""
+    """Ordinals of the nodes behind those whose numbers ascend; few have such numbers, if any."""
     _page_places: vec[i64]
-    _page_in_slot: Final[dict[int, int]]
-    """In the order in which they were written. Key: slot and pool group."""
+    _slot_tables: Final[list[SlotTable]]
+    """By pool group, as far as records name any."""
 
     def __init__(self) -> None:
         self.parents = vec[i64]()
@@ -143,9 +145,10 @@ class IndexState:
         self._pieces = []
         self._numbers = vec[i64]()
         self._node_places = vec[i64]()
+        self._num_ascending = 0
         self._other_numbers = {}
         self._page_places = vec[i64]()
-        self._page_in_slot = {}
+        self._slot_tables = []
 
     # -- what is there ------------------------------------------------------------------------------------------------
 
@@ -170,7 +173,7 @@ class IndexState:
 
     def list_pages(self) -> list[int]:
         """Ordinals of the pages that are there, in the order in which they were written."""
-        return list(self._page_in_slot.values())
+        return [page for page, node in enumerate(self.page_nodes) if node != IS_GONE]
 
     def generation_of(self, page: i64) -> i64:
         return self._page_field(page, _AT_GENERATION)
@@ -218,7 +221,7 @@ class IndexState:
     def pages(self) -> dict[tuple[int, int], StoredPage]:
         """What is there by pool group and slot, in the order in which it was written, for tools: made anew each time."""
         found: dict[tuple[int, int], StoredPage] = {}
-        for page in self._page_in_slot.values():
+        for page in self.list_pages():
             checksums = [int(self.checksum_of(page, chunk)) for chunk in range(self.count_checksums(page))]
             stored = StoredPage(
                 int(self._numbers[self.page_nodes[page]]), int(self.life_cycle_of(page)), int(self.generation_of(page)), checksums
@@ -301,7 +304,9 @@ class IndexState:
         if parent == IS_GONE:
             return NO_ORDINAL
         ordinal: i64 = len(self._numbers)
-        if ordinal > 0 and number != self._numbers[0] + ordinal:
+        if ordinal == self._num_ascending and (ordinal == 0 or number > self._numbers[ordinal - 1]):
+            self._num_ascending = ordinal + 1
+        else:
             self._other_numbers[int(number)] = int(ordinal)
         self._numbers = append(self._numbers, number)
         self.parents = append(self.parents, parent)
@@ -314,16 +319,34 @@ class IndexState:
 
     def find(self, number: i64) -> i64:
         """The ordinal of the node with that number that is there, or NO_ORDINAL."""
-        numbers = self._numbers
-        count: i64 = len(numbers)
-        if count == 0:
-            return NO_ORDINAL
-        ordinal = number - numbers[0]
-        if ordinal < 0 or ordinal >= count or numbers[ordinal] != number:
+        ordinal = self._find_ascending(number)
+        if (ordinal == NO_ORDINAL or self.parents[ordinal] == IS_GONE) and len(self._other_numbers) > 0:
             ordinal = self._other_numbers.get(int(number), NO_ORDINAL)
         if ordinal != NO_ORDINAL and self.parents[ordinal] == IS_GONE:
             return NO_ORDINAL
         return ordinal
+
+    def _find_ascending(self, number: i64) -> i64:
+        """The ordinal of that number among those that ascend, or NO_ORDINAL."""
+        numbers = self._numbers
+        end = self._num_ascending
+        if end == 0 or number < numbers[0]:
+            return NO_ORDINAL
+        # Where no number was left out it is there, and never behind it.
+        at = number - numbers[0]
+        if at >= end:
+            at = end - 1
+        begin: i64 = 0
+        end = at + 1
+        while begin < end:
+            if numbers[at] == number:
+                return at
+            if numbers[at] < number:
+                begin = at + 1
+            else:
+                end = at
+            at = (begin + end) // 2
+        return NO_ORDINAL
 
     def _apply_page(self, records: bytes, position: i64, end: i64) -> i64:
         _require_bytes(position + _AT_CHECKSUMS, end)
@@ -340,7 +363,10 @@ class IndexState:
         self._free_slot(slot, pool_group)
         node = self.find(read_i64_le(records, position + _AT_NODE))
         if node != NO_ORDINAL:
-            self._page_in_slot[int(slot << 16 | pool_group)] = len(self.page_nodes)
+            tables = self._slot_tables
+            while len(tables) <= pool_group:
+                tables.append(SlotTable())
+            tables[pool_group].put(slot, len(self.page_nodes))
             self.page_nodes = append(self.page_nodes, node)
             self._page_places = append(self._page_places, self._place(position))
         if generation >= self.next_generation:
@@ -348,9 +374,10 @@ class IndexState:
         return position + _AT_CHECKSUMS + 8 * count
 
     def _free_slot(self, slot: i64, pool_group: i64) -> None:
-        page: i64 = self._page_in_slot.pop(int(slot << 16 | pool_group), NO_ORDINAL)
-        if page != NO_ORDINAL:
-            self.page_nodes[page] = IS_GONE
+        if pool_group < len(self._slot_tables):
+            page = self._slot_tables[pool_group].take(slot)
+            if page != NO_PAGE:
+                self.page_nodes[page] = IS_GONE
 
     def _apply_other(self, kind: i64, records: bytes, position: i64, end: i64) -> i64:
         if kind == FREE:
@@ -401,8 +428,10 @@ class IndexState:
                     parents[node] = IS_GONE
             elif parent != IS_GONE and parents[parent] == IS_GONE:
                 parents[node] = IS_GONE
-        for place in [place for place, page in self._page_in_slot.items() if parents[self.page_nodes[page]] == IS_GONE]:
-            self.page_nodes[self._page_in_slot.pop(place)] = IS_GONE
+        for page in range(len(self.page_nodes)):
+            node = self.page_nodes[page]
+            if node != IS_GONE and parents[node] == IS_GONE:
+                self._free_slot(self.slot_of(page), self.pool_group_of(page))
 
 
 _PIECE_BYTES: Final = 1 << 17

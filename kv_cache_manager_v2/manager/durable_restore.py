@@ -100,7 +100,8 @@ class DurableRestore:
         self._plant(True)
         parents = vec[i64]([self._twins[parent] if parent >= 0 else parent for parent in state.parents])
         page_nodes = vec[i64]([self._twins[node] if node >= 0 else node for node in state.page_nodes])
-        nodes = self._list_nodes(state)
+        # In the order of their numbers, where these were: the next start, and compaction, then find them without a dictionary.
+        nodes = vec[i64](sorted([int(node) for node in self._list_nodes(state)]))
         self._durable.start(IndexSnapshot(state, nodes, parents, self.pages, page_nodes, state.next_generation), self._nodes)
         self._durable.folder.state = IndexState()
         return IndexSnapshot(state, nodes, parents, self.pages, page_nodes, state.next_generation, False)
