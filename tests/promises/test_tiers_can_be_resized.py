@@ -15,6 +15,7 @@ from kv_cache_manager_v2 import (
     KVCache,
     KVCacheManager,
     KVCacheManagerConfig,
+    LayerGroupId,
     LayerId,
     LogicError,
     OutOfMemoryError,
@@ -152,6 +153,69 @@ def test_a_level_shrinks_to_what_finds_no_room_below(seed: int) -> None:
             bench.check(kv_cache)
             kv_cache.close()
     assert num_refused > 0
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+def test_a_refused_move_of_several_pages_leaves_every_slot(nth: int) -> None:
+    """The last three pages of level 0 would move to its front. Where the copies of keys or of values are refused they stay, and the slots
+    in front are as free as before: who takes them waits for copies that are under way."""
+    for seed in range(6):
+        device = SimulatedDevice(seed, eager=False)
+        layer = AttentionLayerConfig(LayerId(0), [BufferConfig("key", 16 * TOKENS_PER_BLOCK), BufferConfig("value", 24 * TOKENS_PER_BLOCK)])
+        slot_bytes = 40 * TOKENS_PER_BLOCK
+        config = KVCacheManagerConfig(TOKENS_PER_BLOCK, [GpuCacheTierConfig(8 * slot_bytes)], [layer], max_util_for_resume=1.0)
+        with Bench(config, device) as bench:
+            manager = bench.manager
+            first, second, third = [manager.create_kv_cache(id=number) for number in (1, 2, 3)]
+            assert first.resume(device.create_stream()) and second.resume(device.create_stream())
+            assert bench.write(first, 5 * TOKENS_PER_BLOCK) and bench.write(second, 3 * TOKENS_PER_BLOCK)
+            first.close()
+            for _attempt in range(2):
+                device.faults.fail("copy", nth, Refused("refused"))
+                with pytest.raises(PageMoveError, match="refused"):
+                    manager.resize(0, 4 * slot_bytes)
+                device.faults.clear()
+                manager.check_invariants()
+                assert bench.counts(0) == (8, 5)
+                bench.check(second)
+            assert third.resume(device.create_stream())
+            assert bench.write(third, 5 * TOKENS_PER_BLOCK) and not third.resize(6 * TOKENS_PER_BLOCK)
+            bench.check(third)
+            third.close()
+            assert manager.resize(0, 4 * slot_bytes)
+            bench.check(second)
+            second.close()
+        assert device.races == ()
+
+
+def test_pages_that_moved_before_a_refusal_are_waited_for() -> None:
+    """Of two pool groups the first one's pages have moved, and those of the second are refused to: the sequence finds the first where they
+    are, once they are there."""
+    for seed in range(6):
+        device = SimulatedDevice(seed, eager=False)
+        sizes = (16 * TOKENS_PER_BLOCK, 24 * TOKENS_PER_BLOCK)
+        layers = [
+            AttentionLayerConfig(LayerId(number), [BufferConfig("key", size)], sliding_window_size=window)
+            for number, (size, window) in enumerate(zip(sizes, (None, 1000)))
+        ]
+        config = KVCacheManagerConfig(TOKENS_PER_BLOCK, [GpuCacheTierConfig(8 * sum(sizes))], layers, max_util_for_resume=1.0)
+        with Bench(config, device) as bench:
+            manager = bench.manager
+            first, second = [manager.create_kv_cache(id=number) for number in (1, 2)]
+            assert first.resume(device.create_stream()) and second.resume(device.create_stream())
+            assert bench.write(first, 5 * TOKENS_PER_BLOCK) and bench.write(second, 3 * TOKENS_PER_BLOCK)
+            first.close()
+            device.faults.fail("copy", 2, Refused("refused"))
+            with pytest.raises(PageMoveError, match="refused"):
+                manager.resize(0, 4 * sum(sizes))
+            device.faults.clear()
+            manager.check_invariants()
+            indices = [second.get_base_page_indices(LayerGroupId(group)).tolist() for group in range(2)]
+            assert sorted(indices) == [[0, 1, 2], [5, 6, 7]]
+            bench.check(second)
+            assert bench.write(second, 3 * TOKENS_PER_BLOCK)
+            second.close()
+        assert device.races == ()
 
 
 def test_wrong_arguments() -> None:
