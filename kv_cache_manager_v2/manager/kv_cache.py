@@ -455,8 +455,9 @@ class KVCache(Handle):
 
         ``beam_search_indices``: for each token the beam whose pages have it (default: beam 0). The tokens are then common to all
         beams: what is in other beams' pages is put into beam 0's, and into the partial last block of each, in stream order; full
-        blocks are beam 0's for all. ``num_heads``: as for `commit_tree`. ``is_end``: then `stop_committing`; the recurrent state at
-        the end is kept for reuse if the `SnapshotPolicy` has ``at_commits``, there is one beam and a slot, and all room is committed.
+        blocks are beam 0's for all; a recurrent state stays each beam's own. ``num_heads``: as for `commit_tree`. ``is_end``: then
+        `stop_committing`; the recurrent state at the end is kept for reuse if the `SnapshotPolicy` has ``at_commits``, there is one beam
+        and a slot, and all room is committed.
         """
         state = self._state
         if num_heads is not ONE_HEAD:
