@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,12 @@ class Router:
             if stream is not None:
                 stream.close()
         self.process.wait(timeout=30)
+
+
+def wait_for_first(publisher: Any) -> None:
+    """Until the state at its start is published: what comes later is in later batches."""
+    while publisher.num_batches_published == 0 and publisher.error is None:
+        time.sleep(0.001)
 
 
 def stopped_at_the_end() -> Iterator[list[Router]]:

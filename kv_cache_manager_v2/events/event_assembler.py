@@ -12,6 +12,7 @@ from typing import Final, final
 from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
+from ..base.fair_turns import FairTurns
 from ..base.ids import TokenIdExt
 from .block_digest import BlockHash, show_digest
 from .block_node import BlockNode
@@ -99,7 +100,7 @@ class EventAssembler:
     __slots__ = (
         "next_event_id", "num_dropped", "num_taken", "is_taking",
         "_groups", "_first_page", "_num_groups", "_algorithm", "_rank", "_max_events",
-        "_num_blocks", "_roots", "_nodes", "_places", "_drafts", "_first_draft", "_open",
+        "_num_blocks", "_roots", "_nodes", "_places", "_drafts", "_first_draft", "_open", "_turns",
     )  # fmt: skip
 
     next_event_id: int
@@ -127,6 +128,8 @@ class EventAssembler:
     """Drafts before this one are dropped or drained."""
     _open: Final[list[_Draft | None]]
     """Per layer group the event that the next entry may extend."""
+    _turns: Final[FairTurns]
+    """Of draining, for which the caller of the manager does not wait."""
 
     def __init__(
         self, groups: Sequence[LayerGroupFacts], first_page: i64, algorithm: str, rank: int | None, max_events: int
@@ -147,6 +150,7 @@ class EventAssembler:
         self._drafts = []
         self._first_draft = 0
         self._open = [None for _group in groups]
+        self._turns = FairTurns()
         self._num_blocks = [group.num_blocks_per_cache_level for group in groups]
         for group in range(len(groups)):
             self._create(group)
@@ -332,7 +336,10 @@ class EventAssembler:
 
     def drain(self) -> list[KVCacheEvent]:
         """All undrained events, hashed."""
-        events = [self._finish(draft) for draft in self._drafts[int(self._first_draft) :]]
+        events: list[KVCacheEvent] = []
+        for draft in self._drafts[int(self._first_draft) :]:
+            events.append(self._finish(draft))
+            self._turns.give_way()
         self._drafts = []
         self._first_draft = 0
         return events
@@ -370,6 +377,7 @@ class EventAssembler:
             blocks.append(
                 KVCacheStoredBlockData(self._name(node), node.tokens(), int(place & BYTE_MASK), int(place >> 8))
             )
+            self._turns.give_way()
             position += 1
         return KVCacheStoredData(parent_hash, blocks, first.lora_id)
 
@@ -394,6 +402,7 @@ class EventAssembler:
                     places = vec[i64]()
                 nodes.append(node)
                 places = append(places, place)
+                self._turns.give_way()
             if len(nodes) > 0:
                 events.append(self._event(event_id, self._stored_data(nodes, places), group, 0))
             group += 1
@@ -411,9 +420,11 @@ class EventAssembler:
                     pending.append(block)
                 else:
                     children.setdefault(int(parent.block), []).append(block)
+            self._turns.give_way()
         order: list[int] = []
         while len(pending) > 0:
             block = pending.pop()
             order.append(block)
             pending.extend(children.get(block, []))
+            self._turns.give_way()
         return order

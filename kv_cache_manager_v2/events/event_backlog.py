@@ -18,6 +18,7 @@ from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.errors import CorruptedError
+from ..base.fair_turns import FairTurns
 from .event_assembler import EventAssembler
 from .event_snapshot import KVCacheEventSnapshot
 from .kv_cache_event import KVCacheCreatedData, KVCacheEvent, KVCacheEventData, KVCacheRemovedData, KVCacheStoredData
@@ -30,7 +31,7 @@ EVENT_TYPES: Final = ("created", "stored", "removed", "updated")
 @mypyc_attr(native_class=True)
 class EventBacklog:
     __slots__ = (
-        "_batches", "_bell", "_num_pages_in", "_num_pages_out", "_assembling", "_assembler", "_max_events", "num_drained"
+        "_batches", "_bell", "_num_pages_in", "_num_pages_out", "_assembling", "_assembler", "_max_events", "num_drained", "_turns",
     )  # fmt: skip
 
     _batches: Final[deque[LogBatch]]
@@ -46,6 +47,8 @@ class EventBacklog:
     _max_events: Final[i64]
     num_drained: Final[vec[i64]]
     """By type, in the order of `EVENT_TYPES`."""
+    _turns: Final[FairTurns]
+    """Of drainers."""
 
     def __init__(self, assembler: EventAssembler, max_events: i64) -> None:
         self._batches = deque()
@@ -56,6 +59,7 @@ class EventBacklog:
         self._assembler = assembler
         self._max_events = max_events
         self.num_drained = vec[i64]([0] * len(EVENT_TYPES))
+        self._turns = FairTurns()
 
     @property
     def num_dropped(self) -> int:
@@ -78,7 +82,7 @@ class EventBacklog:
                 if self._assembler.is_taking:
                     self._batches.clear()  # drainers are told that events are incomplete, and get no more
                 else:
-                    self._assemble()
+                    self._assemble(False)
         finally:
             # Ask the lock itself: an interruption may come between taking it and recording that.
             try:
@@ -86,7 +90,7 @@ class EventBacklog:
             except RuntimeError:
                 pass  # another thread holds it, or none
 
-    def _assemble(self) -> None:
+    def _assemble(self, gives_way: bool) -> None:
         if self._assembler.is_taking:
             raise CorruptedError(
                 "events are incomplete since a drain was interrupted in the middle (Ctrl-C, or no memory): make the manager anew, with "
@@ -100,6 +104,8 @@ class EventBacklog:
                 self._assembler.take_in(batch)
             self._num_pages_out = batch.num_pages_so_far
             batches.popleft()
+            if gives_way:
+                self._turns.give_way()
 
     def _silence_bell(self) -> None:
         """Clear signals for batches that were drained since."""
@@ -126,7 +132,7 @@ class EventBacklog:
 
     def drain(self) -> list[KVCacheEvent]:
         with self._assembling:
-            self._assemble()
+            self._assemble(True)
             events = self._assembler.drain()
             for event in events:
                 self.num_drained[_find_type(event.data)] += 1
@@ -134,7 +140,7 @@ class EventBacklog:
 
     def snapshot(self) -> KVCacheEventSnapshot:
         with self._assembling:
-            self._assemble()
+            self._assemble(True)
             snapshot = KVCacheEventSnapshot(self._assembler.next_event_id - 1, self._assembler.snapshot())
         return snapshot
 

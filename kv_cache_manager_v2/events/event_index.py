@@ -16,6 +16,7 @@ from typing import ClassVar, Final, SupportsIndex, final
 from mypy_extensions import mypyc_attr
 
 from ..base.checks import to_count, to_instance, to_list
+from ..base.fair_turns import FairTurns
 from ..base.given import Given
 from ..base.ids import TokenIdExt
 from .block_digest import BlockHash, to_block_hash
@@ -117,13 +118,18 @@ class KVCacheEventIndex(Handle):
 
     def apply_snapshot(self, snapshot: Given[KVCacheEventSnapshot]) -> None:
         """Replace the view by the snapshot; events after it that are here already are applied again."""
-        snapshot = to_instance(snapshot, KVCacheEventSnapshot, "snapshot")
+        self._apply_snapshot(to_instance(snapshot, KVCacheEventSnapshot, "snapshot"), None)
+
+    def _apply_snapshot(self, snapshot: KVCacheEventSnapshot, turns: FairTurns | None) -> None:
+        """With ``turns`` other threads run meanwhile."""
         if snapshot.event_id < self._last_event_id:
             return
         self._blocks.clear()
         self._num_blocks_per_cache_level.clear()
         for event in snapshot.events:
             self._apply_event(event)
+            if turns is not None:
+                turns.give_way()
         self._last_event_id = snapshot.event_id
         for event_id in [event_id for event_id in self._waiting if event_id <= snapshot.event_id]:
             del self._waiting[event_id]

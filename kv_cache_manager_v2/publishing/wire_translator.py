@@ -10,6 +10,7 @@ from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
+from ..base.fair_turns import FairTurns
 from ..base.ids import CacheTier, TokenIdExt
 from ..events.block_digest import SHA256, BlockHash
 from ..events.event_index import IndexedBlock, KVCacheEventIndex
@@ -45,7 +46,7 @@ _EXTERNAL: Final = "EXTERNAL"
 @final
 @mypyc_attr(native_class=True)
 class WireTranslator:
-    __slots__ = ("has_groups", "_index", "_shared", "_tokens_per_block", "_media", "_kinds", "_windows", "_lora_names")
+    __slots__ = ("has_groups", "_index", "_shared", "_tokens_per_block", "_media", "_kinds", "_windows", "_lora_names", "_turns")
 
     has_groups: Final[bool]
     """Whether messages name layer groups: not if the whole model is one full-attention group. The same in all messages of a stream."""
@@ -57,6 +58,8 @@ class WireTranslator:
     _kinds: Final[list[str]]
     _windows: Final[dict[int, int | None]]
     _lora_names: Final[Mapping[int, str]]
+    _turns: Final[FairTurns]
+    """Nothing else here is seen by other threads."""
 
     def __init__(
         self,
@@ -74,6 +77,7 @@ class WireTranslator:
         self._kinds = list(kinds)
         self._windows = {}
         self._lora_names = lora_names
+        self._turns = FairTurns()
 
     @property
     def needs_snapshot(self) -> bool:
@@ -88,6 +92,7 @@ class WireTranslator:
                 continue
             data = event.data
             is_clearing = isinstance(data, KVCacheRemovedData) and data.reason == "cleared"
+            self._turns.give_way()
             if not is_clearing:
                 self._add_cleared(found, cleared)
                 cleared = []
@@ -166,6 +171,7 @@ class WireTranslator:
                 if isinstance(token, bytes):
                     digests.append(token.hex())
             keys.append(digests if len(digests) > 0 else None)
+            self._turns.give_way()
             has_keys = has_keys or len(digests) > 0
         return BlockStored(
             [to_wire_hash(block.block_hash) for block in blocks],
@@ -198,20 +204,28 @@ class WireTranslator:
         """Events are lost: restart from a snapshot."""
         for event in snapshot.events:
             self._windows[event.layer_group_id] = event.window_size
-        self._index.apply_snapshot(snapshot)
+        self._index._apply_snapshot(snapshot, self._turns)
 
     def events_of_state(self) -> list[WireEvent]:
         """The present state as events: cleared, then all blocks, parents first."""
         found: list[WireEvent] = [AllBlocksCleared()]
         for blocks in (self._index.blocks(), self._shared.blocks()):
-            for group in sorted({group for block in blocks for group in block.places}):
+            groups: set[int] = set()
+            for block in blocks:
+                groups.update(block.places)
+                self._turns.give_way()
+            for group in sorted(groups):
                 for run in self._runs_of(blocks, group):
                     found.extend(self._say_stored(run, group))
         return found
 
     def _runs_of(self, blocks: list[IndexedBlock], group: int) -> list[KVCacheStoredData]:
         """The group's blocks as paths, parents before children."""
-        members = {block.block_hash: block for block in blocks if group in block.places}
+        members: dict[BlockHash, IndexedBlock] = {}
+        for block in blocks:
+            if group in block.places:
+                members[block.block_hash] = block
+            self._turns.give_way()
         children: dict[BlockHash, list[BlockHash]] = {}
         pending: list[BlockHash] = []
         for block_hash in reversed(list(members)):
@@ -220,6 +234,7 @@ class WireTranslator:
                 pending.append(block_hash)
             else:
                 children.setdefault(parent, []).append(block_hash)
+            self._turns.give_way()
         runs: list[KVCacheStoredData] = []
         run: list[KVCacheStoredBlockData] = []
         run_parent: BlockHash | None = None
@@ -236,6 +251,7 @@ class WireTranslator:
             level, priority = block.places[group]
             run.append(KVCacheStoredBlockData(block_hash, block.tokens, level, priority))
             pending.extend(children.get(block_hash, []))
+            self._turns.give_way()
         if len(run) > 0:
             runs.append(KVCacheStoredData(run_parent, run, run_lora_id))
         return runs

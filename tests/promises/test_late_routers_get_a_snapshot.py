@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from durable_models import Process, durable_config
-from router_process import TOPIC, Router, stopped_at_the_end
+from router_process import TOPIC, Router, stopped_at_the_end, wait_for_first
 from shared_models import Rank, shared_config
 from small_models import config_of, run_prompt
 
@@ -30,7 +30,9 @@ def place() -> Iterator[dict[str, str]]:
 
 
 def publish(events: Any, place: dict[str, str], **settings: Any) -> Any:
-    return KVCacheEventPublisher(events, topic=TOPIC, **{"heartbeat_seconds": 0.02, **place, **settings})
+    publisher = KVCacheEventPublisher(events, topic=TOPIC, **{"heartbeat_seconds": 0.02, **place, **settings})
+    wait_for_first(publisher)
+    return publisher
 
 
 def names(tokens: Any, medium: str = "GPU", scope: ReuseScope | None = None, group: str = "None") -> dict[str, list[int]]:

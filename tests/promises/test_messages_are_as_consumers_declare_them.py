@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from small_models import run_prompt
+from router_process import wait_for_first
 from tiered_models import Bench, tiered_config
 
 from kv_cache_manager_v2 import HostDevice, KVCacheEventManager, ReuseScope, compute_block_hashes
@@ -124,6 +125,7 @@ def publish_history(dialect: str, windows: tuple[int | None, ...], rank: int | N
         with KVCacheEventPublisher(
             events, dialect=dialect, data_parallel_rank=rank, lora_names={7: "polite"}, **settings
         ) as publisher:
+            wait_for_first(publisher)
             run_prompt(manager, list(range(18))).close()
             events.flush_iteration_events()
             run_prompt(manager, list(range(26))).close()

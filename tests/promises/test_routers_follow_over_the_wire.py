@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from router_process import TOPIC, Router, stopped_at_the_end
+from router_process import TOPIC, Router, stopped_at_the_end, wait_for_first
 from small_models import config_of, run_prompt
 
 from kv_cache_manager_v2 import (
@@ -31,7 +31,9 @@ def engine(max_entries: int = 10_000, **settings: Any) -> Any:
 
 def publish(manager: Any, **settings: Any) -> Any:
     settings = {"endpoint": "tcp://127.0.0.1:*", "replay_endpoint": "tcp://127.0.0.1:*", "topic": TOPIC, **settings}
-    return KVCacheEventPublisher(manager.event_manager, **settings)
+    publisher = KVCacheEventPublisher(manager.event_manager, **settings)
+    wait_for_first(publisher)
+    return publisher
 
 
 def names(tokens: Any, group: str = "None", size: int = 4) -> dict[str, list[int]]:
