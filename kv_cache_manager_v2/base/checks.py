@@ -32,6 +32,14 @@ def type_name(value: object) -> str:
     return kind.__name__
 
 
+def other_kind(value: object, *wanted: type) -> str:
+    """`type_name`, for "must be a KVCacheManagerConfig, not ...". With its module where it has the name of a wanted one."""
+    kind = type(value)
+    if kind.__name__ in [each.__name__ for each in wanted]:
+        return f"{kind.__module__}.{kind.__name__}; it must be that of {wanted[0].__module__.rpartition('.')[0]}"
+    return type_name(value)
+
+
 def shown(value: object) -> str:
     """For messages: how it is written, or its type where that fails."""
     try:
@@ -151,14 +159,14 @@ def to_plain_bytes(data: bytes) -> bytes:
 def to_instance(value: object, kind: type[T], name: str) -> T:
     """``value``, which is of that class."""
     if not isinstance(value, kind):
-        raise TypeError(f"{name} must be a {kind.__name__}, not {type(value).__name__}")
+        raise TypeError(f"{name} must be a {kind.__name__}, not {other_kind(value, kind)}")
     return value
 
 
 def to_instance_or_none(value: object, kind: type[T], name: str) -> T | None:
     """``value``, which is of that class or None."""
     if value is not None and not isinstance(value, kind):
-        raise TypeError(f"{name} must be a {kind.__name__} or None, not {type_name(value)}")
+        raise TypeError(f"{name} must be a {kind.__name__} or None, not {other_kind(value, kind)}")
     return value
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from mypy_extensions import mypyc_attr
 
-from ..base.checks import is_bytes, to_bool, to_instance, to_int, to_number, to_text
+from ..base.checks import is_bytes, to_bool, to_instance, to_instance_or_none, to_int, to_number, to_text
 
 MAX_CONFIG_INT: Final = 2**60
 """Larger sizes and lengths are mistakes, and arithmetic on them could overflow 64 bits."""
@@ -102,9 +102,7 @@ def validate_instance(config: ConfigValue, field: str, kind: type[object]) -> No
 
 
 def validate_optional_instance(config: ConfigValue, field: str, kind: type[object]) -> None:
-    value = given(config, field)
-    if value is not None and not isinstance(value, kind):
-        raise TypeError(f"{field} must be a {kind.__name__} or None, not {type(value).__name__}")
+    to_instance_or_none(given(config, field), kind, field)
 
 
 def to_tuple(value: object, name: str) -> tuple[object, ...]:

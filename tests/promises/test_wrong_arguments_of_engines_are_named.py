@@ -10,11 +10,62 @@ import numpy as np
 import pytest
 from tensorrt_llm_adapter import KEY, Adapter, Request, attention_layer, state_layer
 
+import kv_cache_manager_v2 as core
 import kv_cache_manager_v2.compat.tensorrt_llm as runtime
 from kv_cache_manager_v2 import LogicError, OutOfPagesError
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "tensorrt-llm.md"
 ROW = re.compile(r"\| `(\w+)` \| yes \| (`\(.*\)`|attribute, can be set) \| `test_\w+` \|")
+
+
+def test_misspelled_fields_are_named() -> None:
+    """Of each configuration, where they are set: no engine runs with a default that it meant to change."""
+    layer = attention_layer(0, 4)
+    config = runtime.KVCacheManagerConfig(4, [runtime.GpuCacheTierConfig(1 << 20), runtime.DiskCacheTierConfig(0, "/tmp")], [layer])
+    parts = [config, *config.cache_tiers, layer, *layer.buffers, runtime.HostCacheTierConfig(1), runtime.SwaScratchReuseConfig()]
+    for part in [*parts, state_layer(1), runtime.KVCacheDesc(2, 1), runtime.BatchDesc([runtime.KVCacheDesc(2, 1)])]:
+        with pytest.raises(AttributeError, match=f"{type(part).__name__} has no field qouta; its fields are "):
+            part.qouta = 3
+
+
+def test_objects_of_the_library_itself_are_told_from_the_runtime_s() -> None:
+    buffers = [runtime.BufferConfig("key", 64)]
+    own = "it must be that of kv_cache_manager_v2.compat.tensorrt_llm"
+    tier = runtime.GpuCacheTierConfig(1 << 20)
+    config = runtime.KVCacheManagerConfig(4, [tier], [runtime.AttentionLayerConfig(0, buffers)])
+    with pytest.raises(TypeError, match=f"event_manager must be .*, not kv_cache_manager_v2.events.*; {own}"):
+        runtime.KVCacheManager(config, core.KVCacheEventManager(3))
+    with pytest.raises(TypeError, match=f"config must be .*, not kv_cache_manager_v2.config.*; {own}"):
+        runtime.KVCacheManager(config.to_core())
+    with pytest.raises(TypeError, match=f"layers.0. must be .*, not kv_cache_manager_v2.config.*; {own}"):
+        runtime.KVCacheManagerConfig(4, [tier], [core.AttentionLayerConfig(core.LayerId(0), [core.BufferConfig("key", 64)])])
+    with pytest.raises(TypeError, match=f"cache_tiers.0. must be .*, not kv_cache_manager_v2.config.*; {own}"):
+        runtime.KVCacheManagerConfig(4, [core.GpuCacheTierConfig(1 << 20)], [runtime.AttentionLayerConfig(0, buffers)])
+    with pytest.raises(TypeError, match=f"buffers must be .*, not kv_cache_manager_v2.config.*; {own}"):
+        runtime.AttentionLayerConfig(0, [core.BufferConfig("key", 64)])
+    with pytest.raises(TypeError, match=f"swa_scratch_reuse must be .*, not kv_cache_manager_v2.config.*; {own}"):
+        runtime.KVCacheManagerConfig(4, [tier], config.layers, swa_scratch_reuse=core.SwaScratchReuseConfig())
+
+
+def test_a_manager_keeps_its_own_configuration() -> None:
+    config = runtime.KVCacheManagerConfig(4, [runtime.GpuCacheTierConfig(1 << 20)], [attention_layer(0, 4)])
+    with runtime.KVCacheManager(config) as manager:
+        before = repr(config)
+        config.tokens_per_block = 16
+        config.layers.append(attention_layer(1, 4))
+        config.cache_tiers[0].quota = 5
+        assert repr(manager.init_config) == before
+
+
+def test_messages_call_a_sequence_what_the_engine_calls_it() -> None:
+    config = runtime.KVCacheManagerConfig(4, [runtime.GpuCacheTierConfig(1 << 20)], [attention_layer(0, 4)])
+    with runtime.KVCacheManager(config) as manager:
+        for name, shown in ((4711, "4711"), (-3, "-3"), ("a request", "1"), (1 << 80, "1"), (True, "1"), (None, "1")):
+            kv_cache = manager.create_kv_cache(id=name)
+            assert kv_cache.id is name
+            with pytest.raises(LogicError, match=f"sequence {'[0-9]+' if shown == '1' else shown}: resize"):
+                kv_cache.resize(3)
+            kv_cache.close()
 
 
 class Useless:

@@ -44,6 +44,7 @@ SPECIAL_BASES: Final = {"Enum", "IntEnum", "IntFlag", "Flag", "NamedTuple", "Typ
 NOT_NATIVE: Final = {
     "_Span",  # numpy wants an attribute in the __dict__ of the object
     "CountsDelta",  # base of dataclasses
+    "ConfigRecord",  # the same
     "ConfigValue",  # base of values that look at what they are given, which a native class changes first
 }
 # What runs for each block of a prompt, and constants of theirs that are used once a manager or once a sampled block.

@@ -7,12 +7,12 @@ errors name the field.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final, TypeAlias
 
 from mypy_extensions import mypyc_attr
 
-from ...base.checks import to_int, to_number
+from ...base.checks import other_kind, to_int, to_number
 from ...base.ids import CacheTier, DataRole, LayerId
 from ...config import batch_desc, cache_tier_config, layer_config, manager_config, scratch_reuse_config
 from ...config.config_value import ConfigValue, given, take_float, take_int, to_tuple, validate_bool, validate_optional_instance
@@ -22,9 +22,21 @@ from ...layout.registry import LifeCycleRegistry
 from ...layout.slot_layout import compute_slot_layout
 
 
+@mypyc_attr(native_class=False)
+class ConfigRecord(ConfigValue):
+    """Fields can be set, and nothing else: a misspelled name is an error where it is written."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        known: Any = self
+        names = [field.name for field in fields(known)]
+        if name not in names:
+            raise AttributeError(f"{type(self).__name__} has no field {name}; its fields are {', '.join(names)}")
+        object.__setattr__(self, name, value)
+
+
 @dataclass
 @mypyc_attr(native_class=False)
-class GpuCacheTierConfig(ConfigValue):
+class GpuCacheTierConfig(ConfigRecord):
     """Level 0: GPU memory of ``quota`` bytes."""
 
     quota: int
@@ -48,7 +60,7 @@ class GpuCacheTierConfig(ConfigValue):
 
 @dataclass
 @mypyc_attr(native_class=False)
-class HostCacheTierConfig(ConfigValue):
+class HostCacheTierConfig(ConfigRecord):
     """Host memory of ``quota`` bytes; 0: the manager does without this tier."""
 
     quota: int
@@ -72,7 +84,7 @@ class HostCacheTierConfig(ConfigValue):
 
 @dataclass
 @mypyc_attr(native_class=False)
-class DiskCacheTierConfig(ConfigValue):
+class DiskCacheTierConfig(ConfigRecord):
     """Files of ``quota`` bytes under ``path``, a folder; 0: the manager does without this tier."""
 
     quota: int
@@ -117,7 +129,7 @@ def _require_quota(quota: int, name: str) -> None:
 
 @dataclass
 @mypyc_attr(native_class=False)
-class BufferConfig(ConfigValue):
+class BufferConfig(ConfigRecord):
     """What a layer stores for one block under one role: ``size`` bytes, for each kernel's block of ``tokens_per_block_override``."""
 
     role: DataRole
@@ -136,7 +148,7 @@ class BufferConfig(ConfigValue):
 
 @dataclass
 @mypyc_attr(native_class=False)
-class AttentionLayerConfig(ConfigValue):
+class AttentionLayerConfig(ConfigRecord):
     """A layer that attends to all tokens, or to a window and the first ``num_sink_tokens``."""
 
     layer_id: LayerId
@@ -164,7 +176,7 @@ class AttentionLayerConfig(ConfigValue):
 
 @dataclass
 @mypyc_attr(native_class=False)
-class SsmLayerConfig(ConfigValue):
+class SsmLayerConfig(ConfigRecord):
     """A recurrent layer: each buffer's size is bytes per sequence and beam."""
 
     layer_id: LayerId
@@ -187,14 +199,14 @@ def _to_core_buffers(buffers: Sequence[object]) -> list[layer_config.BufferConfi
     found: list[layer_config.BufferConfig] = []
     for buffer in buffers:
         if not isinstance(buffer, BufferConfig):
-            raise TypeError(f"buffers must be BufferConfig objects, not {type(buffer).__name__}")
+            raise TypeError(f"buffers must be BufferConfig objects, not {other_kind(buffer, BufferConfig)}")
         found.append(buffer.to_core())
     return found
 
 
 @dataclass
 @mypyc_attr(native_class=False)
-class KVCacheDesc(ConfigValue):
+class KVCacheDesc(ConfigRecord):
     """A sequence in a step: ``history_length`` tokens are there, room is needed for ``capacity``."""
 
     capacity: int
@@ -210,7 +222,7 @@ class KVCacheDesc(ConfigValue):
 
 @dataclass
 @mypyc_attr(native_class=False)
-class BatchDesc(ConfigValue):
+class BatchDesc(ConfigRecord):
     """Sequences that run together; the first ``system_prompt_length`` tokens are the same in all of them."""
 
     kv_caches: Sequence[KVCacheDesc]
@@ -226,14 +238,14 @@ class BatchDesc(ConfigValue):
         items: Sequence[object] = to_tuple(given(self, "kv_caches"), "BatchDesc.kv_caches")
         for item in items:
             if not isinstance(item, KVCacheDesc):
-                raise TypeError(f"BatchDesc.kv_caches must be KVCacheDesc objects, not {type(item).__name__}")
+                raise TypeError(f"BatchDesc.kv_caches must be KVCacheDesc objects, not {other_kind(item, KVCacheDesc)}")
             descs.append(item.to_core())
         return batch_desc.BatchDesc(descs, _as_given(self, "system_prompt_length"))
 
 
 @dataclass
 @mypyc_attr(native_class=False)
-class SwaScratchReuseConfig(ConfigValue):
+class SwaScratchReuseConfig(ConfigRecord):
     """Scratch slots for windowed layers; the last ``max_rewind_len`` tokens of a step may be taken back."""
 
     max_rewind_len: int = 0
@@ -248,7 +260,7 @@ class SwaScratchReuseConfig(ConfigValue):
 
 @dataclass
 @mypyc_attr(native_class=False)
-class KVCacheManagerConfig(ConfigValue):
+class KVCacheManagerConfig(ConfigRecord):
     """What a manager is made with.
 
     ``initial_pool_ratio`` has a share for each layer group: recurrent state first, then full attention, then windows by their size.
@@ -339,7 +351,8 @@ def _to_core_tiers(tiers: Sequence[object]) -> list[cache_tier_config.CacheTierC
     found: list[cache_tier_config.CacheTierConfig] = []
     for level, tier in enumerate(tiers):
         if not isinstance(tier, (GpuCacheTierConfig, HostCacheTierConfig, DiskCacheTierConfig)):
-            raise TypeError(f"cache_tiers[{level}] must be a cache tier configuration, not {type(tier).__name__}")
+            found_kind = other_kind(tier, GpuCacheTierConfig, HostCacheTierConfig, DiskCacheTierConfig)
+            raise TypeError(f"cache_tiers[{level}] must be a cache tier configuration, not {found_kind}")
         if tier.quota > 0 or level == 0:
             found.append(tier.to_core())
     return found
@@ -349,7 +362,8 @@ def _to_core_layers(layers: Sequence[object]) -> list[layer_config.LayerConfig]:
     found: list[layer_config.LayerConfig] = []
     for index, layer in enumerate(layers):
         if not isinstance(layer, (AttentionLayerConfig, SsmLayerConfig)):
-            raise TypeError(f"layers[{index}] must be an AttentionLayerConfig or SsmLayerConfig, not {type(layer).__name__}")
+            found_kind = other_kind(layer, AttentionLayerConfig, SsmLayerConfig)
+            raise TypeError(f"layers[{index}] must be an AttentionLayerConfig or SsmLayerConfig, not {found_kind}")
         found.append(layer.to_core())
     return found
 
@@ -358,7 +372,7 @@ def _to_core_batches(batches: Sequence[object]) -> list[batch_desc.BatchDesc]:
     found: list[batch_desc.BatchDesc] = []
     for batch in batches:
         if not isinstance(batch, BatchDesc):
-            raise TypeError(f"constraints must be BatchDesc objects, not {type(batch).__name__}")
+            raise TypeError(f"constraints must be BatchDesc objects, not {other_kind(batch, BatchDesc)}")
         found.append(batch.to_core())
     return found
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from types import TracebackType
 from typing import Any, Final, SupportsIndex, final
 
 from mypy_extensions import mypyc_attr
 from rawref import invalidate
 
-from ...base.checks import to_bool, to_instance, to_list
+from ...base.checks import to_bool, to_instance, to_instance_or_none, to_list
 from ...base.finalizers import report_failure
 from ...base.given import Given
 from ...device.monotonic_clock import MonotonicClock
@@ -33,11 +34,14 @@ from .statistics_deltas import (
 )
 from .statistics_ledger import StatisticsLedger
 
+_ID_BOUND: Final = 1 << 62
 
-def _to_event_manager(event_manager: object) -> KVCacheEventManager | None:
-    if event_manager is not None and not isinstance(event_manager, KVCacheEventManager):
-        raise TypeError(f"event_manager must be a KVCacheEventManager or None, not {type(event_manager).__name__}")
-    return event_manager
+
+def _to_core_id(sequence_id: object) -> int | None:
+    """For messages; None, a number of the library's, for what is no number of 64 bits."""
+    if isinstance(sequence_id, int) and not isinstance(sequence_id, bool) and -_ID_BOUND <= sequence_id < _ID_BOUND:
+        return int(sequence_id)
+    return None
 
 
 def _require_hashable(sequence_id: object, name: str) -> None:
@@ -75,7 +79,7 @@ class KVCacheManager(EngineQueries):
         device: Given[Device | None] = None,
     ) -> None:
         given_config = to_instance(config, KVCacheManagerConfig, "config")
-        events = _to_event_manager(event_manager)
+        events = to_instance_or_none(event_manager, KVCacheEventManager, "event_manager")
         if cold_page_codec is not None:
             raise TypeError(f"cold_page_codec must be None, not {type(cold_page_codec).__name__}: pages are not recoded on lower levels")
         if device is not None and not isinstance(device, Device):
@@ -84,7 +88,8 @@ class KVCacheManager(EngineQueries):
         core = kv_cache_manager.KVCacheManager(given_config.to_core(), device=device, event_manager=core_events)
         core._matches.counts_content = True
         self._core = core
-        self._config = given_config
+        # The caller may change its own, for the next manager.
+        self._config = deepcopy(given_config)
         self._event_manager = events
         self._names = ItemNames() if events is None else events.names
         shared = core._shared
@@ -145,8 +150,8 @@ class KVCacheManager(EngineQueries):
     ) -> KVCache:
         """A suspended sequence that holds the pages of the longest reusable prefix of ``input_tokens``.
 
-        ``id``: anything hashable; of excluded ids (`mark_stats_excluded`) nothing is counted. ``enable_request_stats``: whether
-        `_KVCache.commit_pending_stats` returns its counts.
+        ``id``: anything hashable, and what messages call the sequence if it is a number; of excluded ids (`mark_stats_excluded`) nothing
+        is counted. ``enable_request_stats``: whether `_KVCache.commit_pending_stats` returns its counts.
         """
         scope = to_core_scope(reuse_scope)
         _require_hashable(id, "id")
@@ -155,7 +160,7 @@ class KVCacheManager(EngineQueries):
         tokens = self._names.to_plain_tokens(input_tokens) if has_items(input_tokens) else input_tokens
         counts_in_total = id is None or not self._ledger.is_excluded(id)
         core = self._core.create_kv_cache(
-            scope, tokens, None, custom_priority_callback, expected_prompt_length, counts_in_total
+            scope, tokens, _to_core_id(id), custom_priority_callback, expected_prompt_length, counts_in_total
         )
         num_content = int(self._core._matches.num_content)
         counts = self._ledger.open(core._state_for_batch(), id, 0 if tokens is None else len(tokens), is_reported)
