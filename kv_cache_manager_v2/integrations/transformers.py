@@ -30,12 +30,12 @@ from ..device.port import Device
 from ..manager.kv_cache_manager import KVCacheManager
 from ..reuse.reuse_scope import ReuseScope
 from ..storage.debug_fill import DebugFill
-from .torch import LayerView, layer_view
 
 try:
     import torch
     import transformers
 
+    from .torch import LayerView, layer_view
     from .transformers_cache import PagedCache, Row
     from .transformers_model import LayerDescription, describe, describe_layers, make_config
 except ImportError as error:

