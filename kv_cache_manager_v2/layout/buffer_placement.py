@@ -11,7 +11,8 @@ from .buffer_id import BufferId
 @final
 @mypyc_attr(native_class=True)
 class BufferPlacement:
-    """A value, in bytes of one slot and in sub-pages of the buffer's expanded size.
+    """A value, in bytes of one slot and in sub-pages of the buffer's expanded size. ``scratch_pages_per_block``: the sub-pages of one
+    layer, as a block of scratch memory takes only those.
 
         slot of the pool   | A.k | A.v | B.k | B.v | C.k | C.v |     scale = 6 sub-pages
         B.v                                  ^ layer_offset = 3      scratch_pages_per_block = 2: B has two of them
