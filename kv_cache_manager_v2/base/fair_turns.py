@@ -1,7 +1,7 @@
 """Long work on a thread of its own, beside an engine that must not wait for it.
 
-Compiled code keeps the interpreter until it returns, however many threads are waiting; interpreted code gives it up every 5 ms. So a loop
-that may take longer gives way by itself.
+Compiled code keeps the interpreter until it returns, however many threads are waiting; of interpreted code Python takes it away every 5 ms.
+So a loop that may take longer lets others run by itself. No decision depends on when.
 """
 
 import time
@@ -15,7 +15,7 @@ _TURN_SECONDS: Final = 0.001
 @final
 @mypyc_attr(native_class=True)
 class FairTurns:
-    """`give_way` in a loop, every few microseconds of work: once a millisecond other threads may run. 0.1 us otherwise."""
+    """`pause` in a loop, every few microseconds of work: once a millisecond other threads may run. 0.1 us otherwise."""
 
     __slots__ = ("_end",)
 
@@ -24,7 +24,7 @@ class FairTurns:
     def __init__(self) -> None:
         self._end = 0.0
 
-    def give_way(self) -> None:
+    def pause(self) -> None:
         if time.monotonic() >= self._end:
             time.sleep(0)
             self._end = time.monotonic() + _TURN_SECONDS

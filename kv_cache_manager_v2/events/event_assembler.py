@@ -339,7 +339,7 @@ class EventAssembler:
         events: list[KVCacheEvent] = []
         for draft in self._drafts[int(self._first_draft) :]:
             events.append(self._finish(draft))
-            self._turns.give_way()
+            self._turns.pause()
         self._drafts = []
         self._first_draft = 0
         return events
@@ -377,7 +377,7 @@ class EventAssembler:
             blocks.append(
                 KVCacheStoredBlockData(self._name(node), node.tokens(), int(place & BYTE_MASK), int(place >> 8))
             )
-            self._turns.give_way()
+            self._turns.pause()
             position += 1
         return KVCacheStoredData(parent_hash, blocks, first.lora_id)
 
@@ -402,7 +402,7 @@ class EventAssembler:
                     places = vec[i64]()
                 nodes.append(node)
                 places = append(places, place)
-                self._turns.give_way()
+                self._turns.pause()
             if len(nodes) > 0:
                 events.append(self._event(event_id, self._stored_data(nodes, places), group, 0))
             group += 1
@@ -420,11 +420,11 @@ class EventAssembler:
                     pending.append(block)
                 else:
                     children.setdefault(int(parent.block), []).append(block)
-            self._turns.give_way()
+            self._turns.pause()
         order: list[int] = []
         while len(pending) > 0:
             block = pending.pop()
             order.append(block)
             pending.extend(children.get(block, []))
-            self._turns.give_way()
+            self._turns.pause()
         return order

@@ -90,7 +90,7 @@ class EventBacklog:
             except RuntimeError:
                 pass  # another thread holds it, or none
 
-    def _assemble(self, gives_way: bool) -> None:
+    def _assemble(self, pauses: bool) -> None:
         if self._assembler.is_taking:
             raise CorruptedError(
                 "events are incomplete since a drain was interrupted in the middle (Ctrl-C, or no memory): make the manager anew, with "
@@ -104,8 +104,8 @@ class EventBacklog:
                 self._assembler.take_in(batch)
             self._num_pages_out = batch.num_pages_so_far
             batches.popleft()
-            if gives_way:
-                self._turns.give_way()
+            if pauses:
+                self._turns.pause()
 
     def _silence_bell(self) -> None:
         """Clear signals for batches that were drained since."""

@@ -129,7 +129,7 @@ class KVCacheEventIndex(Handle):
         for event in snapshot.events:
             self._apply_event(event)
             if turns is not None:
-                turns.give_way()
+                turns.pause()
         self._last_event_id = snapshot.event_id
         for event_id in [event_id for event_id in self._waiting if event_id <= snapshot.event_id]:
             del self._waiting[event_id]

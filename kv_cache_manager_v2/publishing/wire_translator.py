@@ -5,7 +5,7 @@ that missed more than the replay buffer has. What a shared level has in its stor
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, final
 
 from mypy_extensions import mypyc_attr
@@ -83,16 +83,21 @@ class WireTranslator:
     def needs_snapshot(self) -> bool:
         return self._index.needs_snapshot
 
-    def translate(self, events: Sequence[KVCacheEvent]) -> list[WireEvent]:
-        """The events in the wire form. Events that the index has are skipped. Stops at a gap."""
+    def translate(self, events: list[KVCacheEvent]) -> list[WireEvent]:
+        """The events in the wire form. Events that the index has are skipped. Stops at a gap.
+
+        The list is emptied: each event is freed when it is done with, as freeing all of them at once would take long.
+        """
         found: list[WireEvent] = []
         cleared: list[WireEvent] = []
-        for event in events:
+        events.reverse()
+        while len(events) > 0:
+            event = events.pop()
             if event.event_id <= self._index.last_event_id:
                 continue
             data = event.data
             is_clearing = isinstance(data, KVCacheRemovedData) and data.reason == "cleared"
-            self._turns.give_way()
+            self._turns.pause()
             if not is_clearing:
                 self._add_cleared(found, cleared)
                 cleared = []
@@ -171,7 +176,7 @@ class WireTranslator:
                 if isinstance(token, bytes):
                     digests.append(token.hex())
             keys.append(digests if len(digests) > 0 else None)
-            self._turns.give_way()
+            self._turns.pause()
             has_keys = has_keys or len(digests) > 0
         return BlockStored(
             [to_wire_hash(block.block_hash) for block in blocks],
@@ -213,19 +218,19 @@ class WireTranslator:
             groups: set[int] = set()
             for block in blocks:
                 groups.update(block.places)
-                self._turns.give_way()
+                self._turns.pause()
             for group in sorted(groups):
                 for run in self._runs_of(blocks, group):
                     found.extend(self._say_stored(run, group))
         return found
 
-    def _runs_of(self, blocks: list[IndexedBlock], group: int) -> list[KVCacheStoredData]:
-        """The group's blocks as paths, parents before children."""
+    def _runs_of(self, blocks: list[IndexedBlock], group: int) -> Iterator[KVCacheStoredData]:
+        """The group's blocks as paths, parents before children; each is made when it is asked for."""
         members: dict[BlockHash, IndexedBlock] = {}
         for block in blocks:
             if group in block.places:
                 members[block.block_hash] = block
-            self._turns.give_way()
+            self._turns.pause()
         children: dict[BlockHash, list[BlockHash]] = {}
         pending: list[BlockHash] = []
         for block_hash in reversed(list(members)):
@@ -234,8 +239,7 @@ class WireTranslator:
                 pending.append(block_hash)
             else:
                 children.setdefault(parent, []).append(block_hash)
-            self._turns.give_way()
-        runs: list[KVCacheStoredData] = []
+            self._turns.pause()
         run: list[KVCacheStoredBlockData] = []
         run_parent: BlockHash | None = None
         run_lora_id: int | None = None
@@ -243,7 +247,7 @@ class WireTranslator:
             block_hash = pending.pop()
             block = members[block_hash]
             if len(run) > 0 and run[-1].block_hash != block.parent_hash:
-                runs.append(KVCacheStoredData(run_parent, run, run_lora_id))
+                yield KVCacheStoredData(run_parent, run, run_lora_id)
                 run = []
             if len(run) == 0:
                 run_parent = block.parent_hash
@@ -251,7 +255,6 @@ class WireTranslator:
             level, priority = block.places[group]
             run.append(KVCacheStoredBlockData(block_hash, block.tokens, level, priority))
             pending.extend(children.get(block_hash, []))
-            self._turns.give_way()
+            self._turns.pause()
         if len(run) > 0:
-            runs.append(KVCacheStoredData(run_parent, run, run_lora_id))
-        return runs
+            yield KVCacheStoredData(run_parent, run, run_lora_id)

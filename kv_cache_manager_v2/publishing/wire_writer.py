@@ -10,6 +10,7 @@ from typing import Any, Final, final
 
 from mypy_extensions import mypyc_attr
 
+from ..base.fair_turns import FairTurns
 from .wire_event import AllBlocksCleared, BlockRemoved, BlockStored, WireEvent
 
 MAP: Final = "map"
@@ -22,21 +23,24 @@ DIALECTS: Final = (MAP, ARRAY)
 class WireWriter:
     """``pack``: msgspec's encoder. ``has_groups``: whether events name layer groups; the same for a whole stream."""
 
-    __slots__ = ("_pack", "_dialect", "_has_groups")
+    __slots__ = ("_pack", "_dialect", "_has_groups", "_turns")
 
     _pack: Final[Any]
     _dialect: Final[str]
     _has_groups: Final[bool]
+    _turns: Final[FairTurns]
 
     def __init__(self, pack: Any, dialect: str, has_groups: bool) -> None:
         self._pack = pack
         self._dialect = dialect
         self._has_groups = has_groups
+        self._turns = FairTurns()
 
     def write_batch(self, timestamp: float, events: list[WireEvent], rank: int | None) -> bytes:
         parts: list[bytes] = [b"\x93", self._pack_value(timestamp), _array_header(len(events))]
         for event in events:
             parts.append(self._write_map(event) if self._dialect == MAP else self._write_array(event))
+            self._turns.pause()
         parts.append(self._pack_value(rank))
         return b"".join(parts)
 

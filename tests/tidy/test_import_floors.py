@@ -18,7 +18,7 @@ THIRD_PARTY: Final = {
     "opentelemetry", "zstandard", "tokenizers", "xxhash", "vllm", "obstore", "nixl", "mooncake",
 }  # fmt: skip
 
-# Modules that only these folders import. cuda, mmap and ctypes reach the driver and the operating system; time and
+# Modules that only these folders and files import. cuda, mmap and ctypes reach the driver and the operating system; time and
 # random would let decisions depend on something else than the calls.
 DOORS: Final = {
     "cuda": {"device", "testing"},
@@ -40,7 +40,7 @@ DOORS: Final = {
     "xxhash": {"device"},
     "obstore": {"shared"},
     "mooncake": {"shared"},
-    "time": {"device", "durable", "metrics", "publishing", "shared", "testing", "replay"},
+    "time": {"base/fair_turns", "device", "durable", "metrics", "publishing", "shared", "testing", "replay"},
     "random": {"testing", "replay"},
     "datetime": {"replay"},
     "threading": {"compat", "device", "durable", "events", "metrics", "publishing", "sequence", "shared", "testing", "replay"},
@@ -87,7 +87,7 @@ def door_violations(source: Source) -> list[str]:
             violations.append(f"{source.at(node)}: imports the package by its name; a vendored copy has another")
         elif names[0] not in sys.stdlib_module_names and names[0] not in THIRD_PARTY:
             violations.append(f"{source.at(node)}: {names[0]} is not among the dependencies")
-        elif source.folder not in DOORS.get(names[0], {source.folder}):
+        elif not {source.folder, f"{source.folder}/{source.path.stem}"} & DOORS.get(names[0], {source.folder}):
             violations.append(f"{source.at(node)}: {names[0]} is for {sorted(DOORS[names[0]])} only")
     return violations
 

@@ -101,7 +101,8 @@ def test_clearing_a_part_removes_block_by_block() -> None:
 def test_what_is_known_is_passed_over_and_a_loss_is_seen() -> None:
     stream = Stream()
     event = KVCacheEvent(0, KVCacheStoredData(None, [stored(10)]), None, 0)
-    assert len(stream.translator.translate([event])) == 1 and stream.translator.translate([event]) == []
+    told = [event, event]
+    assert len(stream.translator.translate(told)) == 1 and told == [], "the second time it is known"
     stream.next_id = 1
     assert stream.tell(KVCacheRemovedData([99], "capacity"), num_dropped=3) == []
     assert stream.translator.needs_snapshot
