@@ -29,26 +29,27 @@ def test_misspelled_fields_are_named() -> None:
 
 
 def test_objects_of_the_library_itself_are_told_from_the_runtime_s() -> None:
-    buffers = [runtime.BufferConfig("key", 64)]
+    loose: Any = runtime
+    buffers = [loose.BufferConfig("key", 64)]
     own = "it must be that of kv_cache_manager_v2.compat.tensorrt_llm"
-    tier = runtime.GpuCacheTierConfig(1 << 20)
-    config = runtime.KVCacheManagerConfig(4, [tier], [runtime.AttentionLayerConfig(0, buffers)])
+    tier = loose.GpuCacheTierConfig(1 << 20)
+    config = loose.KVCacheManagerConfig(4, [tier], [loose.AttentionLayerConfig(0, buffers)])
     with pytest.raises(TypeError, match=f"event_manager must be .*, not kv_cache_manager_v2.events.*; {own}"):
-        runtime.KVCacheManager(config, core.KVCacheEventManager(3))
+        loose.KVCacheManager(config, core.KVCacheEventManager(3))
     with pytest.raises(TypeError, match=f"config must be .*, not kv_cache_manager_v2.config.*; {own}"):
-        runtime.KVCacheManager(config.to_core())
+        loose.KVCacheManager(config.to_core())
     with pytest.raises(TypeError, match=f"layers.0. must be .*, not kv_cache_manager_v2.config.*; {own}"):
-        runtime.KVCacheManagerConfig(4, [tier], [core.AttentionLayerConfig(core.LayerId(0), [core.BufferConfig("key", 64)])])
+        loose.KVCacheManagerConfig(4, [tier], [core.AttentionLayerConfig(core.LayerId(0), [core.BufferConfig("key", 64)])])
     with pytest.raises(TypeError, match=f"cache_tiers.0. must be .*, not kv_cache_manager_v2.config.*; {own}"):
-        runtime.KVCacheManagerConfig(4, [core.GpuCacheTierConfig(1 << 20)], [runtime.AttentionLayerConfig(0, buffers)])
+        loose.KVCacheManagerConfig(4, [core.GpuCacheTierConfig(1 << 20)], [loose.AttentionLayerConfig(0, buffers)])
     with pytest.raises(TypeError, match=f"buffers must be .*, not kv_cache_manager_v2.config.*; {own}"):
-        runtime.AttentionLayerConfig(0, [core.BufferConfig("key", 64)])
+        loose.AttentionLayerConfig(0, [core.BufferConfig("key", 64)])
     with pytest.raises(TypeError, match=f"swa_scratch_reuse must be .*, not kv_cache_manager_v2.config.*; {own}"):
-        runtime.KVCacheManagerConfig(4, [tier], config.layers, swa_scratch_reuse=core.SwaScratchReuseConfig())
+        loose.KVCacheManagerConfig(4, [tier], config.layers, swa_scratch_reuse=core.SwaScratchReuseConfig())
 
 
 def test_a_manager_keeps_its_own_configuration() -> None:
-    config = runtime.KVCacheManagerConfig(4, [runtime.GpuCacheTierConfig(1 << 20)], [attention_layer(0, 4)])
+    config: Any = runtime.KVCacheManagerConfig(4, [runtime.GpuCacheTierConfig(1 << 20)], [attention_layer(0, 4)])
     with runtime.KVCacheManager(config) as manager:
         before = repr(config)
         config.tokens_per_block = 16
