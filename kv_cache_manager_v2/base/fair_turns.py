@@ -7,7 +7,7 @@ So a loop that may take longer lets others run by itself. No decision depends on
 import time
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
+from mypy_extensions import i64, mypyc_attr
 
 _TURN_SECONDS: Final = 0.001
 
@@ -17,14 +17,18 @@ _TURN_SECONDS: Final = 0.001
 class FairTurns:
     """`pause` in a loop, every few microseconds of work: once a millisecond other threads may run. 0.1 us otherwise."""
 
-    __slots__ = ("_end",)
+    __slots__ = ("num_asked", "_end")
 
+    num_asked: i64
+    """Calls of `pause` so far."""
     _end: float
 
     def __init__(self) -> None:
+        self.num_asked = 0
         self._end = 0.0
 
     def pause(self) -> None:
+        self.num_asked += 1
         if time.monotonic() >= self._end:
             time.sleep(0)
             self._end = time.monotonic() + _TURN_SECONDS
