@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final, final
 
 from mypy_extensions import i64, mypyc_attr
+from rawref import untrack_class
 
 from ..base.ids import TokenIdExt
 from .block_digest import (
@@ -131,3 +132,7 @@ class BlockNode:
         while len(path) > 0:
             digest = compute_block_digest(digest, path.pop()._encode_v2())
         return digest
+
+
+# One for each published block, without cycles: the garbage collector would look at each in every full collection.
+untrack_class(BlockNode)

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import ClassVar, Final, SupportsIndex, final
 
 from mypy_extensions import mypyc_attr
+from rawref import untrack, untrack_class
 
 from ..base.checks import to_count, to_instance, to_list
 from ..base.fair_turns import FairTurns
@@ -69,6 +70,10 @@ class IndexedBlock(Value):
 
     def __repr__(self) -> str:
         return f"IndexedBlock({self.block_hash!r}, places={self._places})"
+
+
+# One for each cached block, without cycles: the garbage collector would look at each, and its list of tokens, in every full collection.
+untrack_class(IndexedBlock)
 
 
 @final
@@ -152,13 +157,16 @@ class KVCacheEventIndex(Handle):
         group = event.layer_group_id
         if isinstance(data, KVCacheStoredData):
             parent_hash = data.parent_hash
+            kept: list[object] = []
             for stored in data.blocks:
                 block = self._blocks.get(stored.block_hash)
                 if block is None:
                     block = IndexedBlock(stored.block_hash, parent_hash, stored.tokens, data.lora_id)
                     self._blocks[stored.block_hash] = block
+                    kept.append(stored.tokens)
                 block._places[group] = (stored.cache_level, stored.priority)
                 parent_hash = stored.block_hash
+            untrack(kept)
         elif isinstance(data, KVCacheRemovedData):
             for block_hash in data.block_hashes:
                 gone = self._blocks.get(block_hash)

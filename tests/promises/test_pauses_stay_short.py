@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_models import manager_of, run_prompt
+from small_models import config_of, manager_of, run_prompt
 
-from kv_cache_manager_v2 import KVCacheManager, LogicError
+from kv_cache_manager_v2 import HostDevice, KVCacheEventIndex, KVCacheEventManager, KVCacheManager, LogicError
 
 BLOCK = 4
 NUM_BLOCKS = 500
@@ -54,6 +54,22 @@ def test_the_collector_sees_no_block_that_is_cached(freezes: bool) -> None:
     """500 are cached. The root of the tree has 10 children: a dictionary and what keeps it in order."""
     assert count_new_objects(freezes, only_blocks=True) == 0
     assert count_new_objects(freezes, only_blocks=False) <= 20
+
+
+def test_the_collector_sees_no_block_of_events() -> None:
+    """What names blocks for events, and a router's view of them: the lists of tokens, too."""
+    events = KVCacheEventManager(10_000)
+    index = KVCacheEventIndex()
+    with KVCacheManager(config_of([None, 8], BLOCK, 2 * NUM_BLOCKS), device=HostDevice(), event_manager=events) as manager:
+        fill(manager)
+        gc.collect()
+        before = count_seen(only_blocks=False)
+        events.flush_iteration_events()
+        index.apply(events.get_latest_events())
+        gc.collect()
+        assert len(index) >= NUM_BLOCKS
+        assert count_seen(only_blocks=False) - before <= 20
+        assert index.blocks()[0].tokens == index.blocks()[0].tokens != []
 
 
 def test_blocks_start_no_collection() -> None:
