@@ -117,14 +117,14 @@ class KVCacheEventManager(Handle):
 
     # -- for a publisher ----------------------------------------------------------------------------------------------
 
-    def begin_publishing(self) -> None:
-        """Not for users: a `KVCacheEventPublisher` calls it. `LogicError` while there is one: each would lack the events of the other."""
+    def _begin_publishing(self) -> None:
+        """`LogicError` while there is one: each would lack the events of the other."""
         if self._is_published:
             raise LogicError("event_manager has a publisher already, which drains its events; close that one first")
         self._is_published = True
 
-    def end_publishing(self) -> None:
-        """Not for users: another publisher may begin."""
+    def _end_publishing(self) -> None:
+        """Another publisher may begin."""
         self._is_published = False
 
     # -- for the user -------------------------------------------------------------------------------------------------

@@ -193,7 +193,7 @@ class KVCacheEventPublisher(Handle):
         self._endpoint = endpoints[0] or ""
         self._replay_endpoint = endpoints[1]
         self._snapshot_endpoint = endpoints[2]
-        events.begin_publishing()
+        events._begin_publishing()
         try:
             events.flush_iteration_events()
             self._open(most_waiting)
@@ -201,7 +201,7 @@ class KVCacheEventPublisher(Handle):
             thread.start()
         except BaseException:
             self._stop.set()
-            events.end_publishing()
+            events._end_publishing()
             self._close_sockets(0)
             raise
         self._sender = thread
@@ -289,7 +289,7 @@ class KVCacheEventPublisher(Handle):
         if thread is not None:
             thread.join()
             self._sender = None
-            self._event_manager.end_publishing()
+            self._event_manager._end_publishing()
         self._close_sockets(self._linger_ms)
 
     # -- for a shared level -------------------------------------------------------------------------------------------
