@@ -198,13 +198,21 @@ class KVCacheEventPublisher(Handle):
             events.flush_iteration_events()
             self._open(most_waiting)
             thread = threading.Thread(target=self._run, name="kv-event-publisher", daemon=True)
+            self._sender = thread
             thread.start()
         except BaseException:
-            self._stop.set()
-            events._end_publishing()
-            self._close_sockets(0)
+            self._abandon()
             raise
-        self._sender = thread
+
+    def _abandon(self) -> None:
+        """It could not begin. Its thread may run already (Ctrl-C), and has the sockets as long as it does."""
+        self._stop.set()
+        thread = self._sender
+        self._sender = None
+        if thread is not None and thread.is_alive():
+            thread.join()
+        self._close_sockets(0)
+        self._event_manager._end_publishing()
 
     def _open(self, high_water_mark: int) -> None:
         zmq = _load_zmq()
@@ -288,9 +296,9 @@ class KVCacheEventPublisher(Handle):
         thread = self._sender
         if thread is not None:
             thread.join()
+            self._close_sockets(self._linger_ms)
             self._sender = None
             self._event_manager._end_publishing()
-        self._close_sockets(self._linger_ms)
 
     # -- for a shared level -------------------------------------------------------------------------------------------
 
