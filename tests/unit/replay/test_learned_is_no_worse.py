@@ -199,6 +199,7 @@ def mean_points(workload: Callable[[Prompts], None], share: float) -> tuple[floa
     return sum(lru) / len(SEEDS), sum(learned) / len(SEEDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.__name__)
 @pytest.mark.parametrize("share", [0.03, 0.1, 0.25] if is_compiled() else [0.25])
 def test_learned_is_never_far_under_lru(workload: Callable[[Prompts], None], share: float) -> None:

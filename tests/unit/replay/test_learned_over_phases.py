@@ -6,6 +6,8 @@ docs/eviction.md says what such searches found. With other seeds, and more of th
 from collections.abc import Iterator
 from random import Random
 
+import pytest
+
 from kv_cache_manager_v2 import EvictionPolicy
 from kv_cache_manager_v2.replay.block_cache import BlockCache
 from kv_cache_manager_v2.replay.block_requests import BlockRequests
@@ -73,6 +75,7 @@ def count_hits(policy: EvictionPolicy, num_slots: int, blocks: BlockRequests) ->
     return int(cache.num_hits)
 
 
+@pytest.mark.slow
 def test_learned_is_seldom_half_a_point_under_lru() -> None:
     points: list[float] = []
     for seed in SEEDS:

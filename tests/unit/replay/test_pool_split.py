@@ -32,6 +32,7 @@ def test_no_fixed_ratio_beats_the_default_by_more_than_a_tenth(model: str) -> No
     assert default >= 0.9 * best, f"{default:.1%} by default, {best:.1%} with {ratio}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workload", ["mix", "retrieval"])
 @pytest.mark.parametrize("factor", [0.5, 4.0])
 def test_nor_where_memory_is_scarce_or_plenty(workload: str, factor: float) -> None:
