@@ -4,10 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from refused_work import Refused, RefusingHostDevice
 from small_models import manager_of
 from tiered_models import Bench, tiered_config
 
-from kv_cache_manager_v2 import HostDevice, LogicError, StatisticsClock
+from kv_cache_manager_v2 import HostDevice, LogicError, PageMoveError, StatisticsClock
 from kv_cache_manager_v2.testing import SimulatedDevice
 
 
@@ -84,6 +85,47 @@ def test_nothing_else_changes(seed: int, tmp_path: Path) -> None:
         take_turns(simulated)
         times.collect()
         assert count(times, 0, 1) == 0 and times.num_not_timed >= 2
+
+
+class TimingDevice(RefusingHostDevice):
+    """Knows which timers are in use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.timers: set[int] = set()
+
+    def start_timer(self, stream: int) -> int:
+        timer = super().start_timer(stream)
+        self.timers.add(timer)
+        return timer
+
+    def release_timer(self, timer: int) -> None:
+        self.timers.remove(timer)
+        super().release_timer(timer)
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+def test_a_refused_transfer_is_not_timed_and_keeps_no_timer(nth: int) -> None:
+    device = TimingDevice()
+    with Bench(tiered_config(8, [("host", 20)]), device) as bench:
+        times = bench.manager.time_transfers()
+        first = bench.suspended(0, 24)
+        second = bench.suspended(1, 24)
+        times.collect()
+        measured = count(times, 0, 1)
+        assert (times.num_not_timed, device.timers) == (0, set())
+        device.faults.fail("copy", nth, Refused("no"))
+        with pytest.raises(PageMoveError):
+            first.resume()
+        assert device.faults.num_fired == 1
+        times.collect()
+        assert (times.num_not_timed, device.timers) == (1, set())
+        # A transfer before the refused one took place.
+        assert count(times, 0, 1) + count(times, 1, 0) == measured + nth - 1
+        assert first.resume()
+        bench.check(first)
+        first.close()
+        second.close()
 
 
 def test_without_statistics_there_are_none() -> None:
