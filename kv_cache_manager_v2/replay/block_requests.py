@@ -5,13 +5,14 @@ trace is one of its hash ids, of as many tokens as the log says (the last one ma
 generated workload, is ``block_tokens`` tokens of the prompt.
 """
 
+from collections.abc import Iterable
 from typing import Final, TypeAlias, final
 
 from mypy_extensions import mypyc_attr
 
 from .tokens import make_tokens
 from .trace import TraceWorkload
-from .workload import Workload
+from .workload import Request, Workload
 
 BlockIds: TypeAlias = list[int]
 _ROOT: Final = -1
@@ -53,8 +54,9 @@ class BlockRequests:
         return len(self.parents)
 
 
-def read_blocks(workload: Workload, block_tokens: int) -> BlockRequests:
-    """Read a workload as blocks. ``block_tokens``: where a block is no hash id of a trace, whose own size is used."""
+def read_blocks(workload: Workload, block_tokens: int, requests_in_order: Iterable[Request] | None = None) -> BlockRequests:
+    """Read a workload as blocks. ``block_tokens``: where a block is no hash id of a trace, whose own size is used. ``requests_in_order``:
+    those of the workload in another order than its own."""
     ids: dict[tuple[int, int | bytes], int] = {}
     parents: list[int] = []
     requests: list[BlockIds] = []
@@ -68,7 +70,7 @@ def read_blocks(workload: Workload, block_tokens: int) -> BlockRequests:
         block_size = workload.tokens_per_hash_id
     single: list[tuple[int, int]] = []
     """Requests of one hash id, and its length: whether it is cut is known once another request of the log has shown its block."""
-    for request in workload.requests():
+    for request in workload.requests() if requests_in_order is None else requests_in_order:
         parent = _ROOT
         blocks: BlockIds = []
         contents: list[int | bytes] = []

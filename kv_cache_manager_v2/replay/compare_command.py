@@ -11,6 +11,7 @@ from .block_requests import BlockRequests, read_blocks
 from .comparison_progress import ComparisonProgress
 from .exit_codes import EXIT_BAD_INPUT, EXIT_OK
 from .generators import WORKLOAD_NAMES, make_workload
+from .interleaved_sessions import interleave
 from .made_hints import RECORDED, make_hints
 from .option_values import require_writable, to_positive
 from .policy_comparison import (
@@ -44,6 +45,11 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--limit", type=to_positive, metavar="N",
         help=f"the first N requests (default: all of a trace, {_DEFAULT_NUM_REQUESTS} of a workload)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--sessions", type=to_positive, metavar="N",
+        help="so many sessions of the traces at a time: a turn comes its delay after the answer before it (60 tokens a second), and a new "
+        "session where one ends (default: by time stamps, or as the lines stand)",
     )  # fmt: skip
     parser.add_argument("--skip-bad", action="store_true", help="report bad lines of a trace and go on without them")
     parser.add_argument(
@@ -85,8 +91,8 @@ def run_compare_command(options: argparse.Namespace, parser: argparse.ArgumentPa
     """Returns the exit code; usage errors leave through ``parser.error``."""
     if len(options.traces) == 0 and len(options.workload) == 0:
         parser.error("give at least one TRACE or --workload")
-    if len(options.traces) == 0 and (options.skip_bad or options.trace_block is not None):
-        parser.error("--skip-bad and --trace-block are about a TRACE, and none is given")
+    if len(options.traces) == 0 and (options.skip_bad or options.trace_block is not None or options.sessions is not None):
+        parser.error("--skip-bad, --trace-block and --sessions are about a TRACE, and none is given")
     if len(options.workload) == 0 and options.workload_block is not None:
         parser.error("--workload-block is about a --workload, and none is given")
     if options.levels is not None and options.blocks is not None:
@@ -101,8 +107,13 @@ def run_compare_command(options: argparse.Namespace, parser: argparse.ArgumentPa
     traces: list[TraceWorkload] = []
     for path in options.traces:
         trace = TraceWorkload(path, options.limit, options.trace_block)
-        if scan_usable(trace, options.skip_bad) is None:
+        scan = scan_usable(trace, options.skip_bad)
+        if scan is None:
             return EXIT_BAD_INPUT
+        if options.sessions is not None and not scan.has_sessions:
+            parser.error(f"--sessions {options.sessions}: no request of {path} is a later turn of a session")
+        if options.sessions is None and scan.has_sessions and not scan.has_times and not options.quiet:
+            sys.stderr.write(f"{path}: no time stamps, so sessions come as the lines stand; --sessions N takes N at a time\n")
         traces.append(trace)
     num_sources = len(traces) + len(options.workload)
     num_sizes = len(options.blocks or DEFAULT_SIZES)
@@ -111,7 +122,8 @@ def run_compare_command(options: argparse.Namespace, parser: argparse.ArgumentPa
     results: list[SourceComparison] = []
     try:
         for source in traces:
-            read = read_blocks(source, options.trace_block or _DEFAULT_BLOCK_TOKENS)
+            in_order = None if options.sessions is None else interleave(source.requests(), options.sessions)
+            read = read_blocks(source, options.trace_block or _DEFAULT_BLOCK_TOKENS, in_order)
             if options.hints == RECORDED and read.recorded_hints.count(None) == len(read.recorded_hints):
                 parser.error(f"--hints recorded: no request of {source.path} has a stop reason that says whether its session goes on")
             results.append(_compare(read, options, [str(size) for size in DEFAULT_SIZES], progress))

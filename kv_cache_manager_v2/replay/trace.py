@@ -51,7 +51,7 @@ class BadLine(Value):
 class TraceScan(Value):
     """What a whole trace holds: totals of the good lines, the first bad ones in full, whether it is in time order."""
 
-    __slots__ = ("summary", "num_bad_lines", "bad_lines", "is_sorted", "has_times")
+    __slots__ = ("summary", "num_bad_lines", "bad_lines", "is_sorted", "has_times", "has_sessions")
 
     MAX_KEPT: Final = 20
 
@@ -61,6 +61,8 @@ class TraceScan(Value):
     is_sorted: bool
     has_times: bool
     """Some request has another time than the first one."""
+    has_sessions: bool
+    """Some request is a later turn."""
 
     def __init__(
         self,
@@ -69,15 +71,17 @@ class TraceScan(Value):
         bad_lines: Sequence[BadLine] = (),
         is_sorted: bool = True,
         has_times: bool = False,
+        has_sessions: bool = False,
     ) -> None:
         self.summary = WorkloadSummary() if summary is None else summary
         self.num_bad_lines = num_bad_lines
         self.bad_lines = list(bad_lines)
         self.is_sorted = is_sorted
         self.has_times = has_times
+        self.has_sessions = has_sessions
 
     def _arguments(self) -> tuple[object, ...]:
-        return (self.summary, self.num_bad_lines, self.bad_lines, self.is_sorted, self.has_times)
+        return (self.summary, self.num_bad_lines, self.bad_lines, self.is_sorted, self.has_times, self.has_sessions)
 
     def add_bad_line(self, bad_line: BadLine) -> None:
         self.num_bad_lines += 1
@@ -162,6 +166,7 @@ class TraceWorkload(Workload):
                     previous_ms = item.arrival_ms
                     first_ms = previous_ms if first_ms < 0.0 else first_ms
                     scan.has_times = scan.has_times or previous_ms != first_ms
+                    scan.has_sessions = scan.has_sessions or item.after is not None
                     if keeps:
                         requests.append(item)
             if keeps:
