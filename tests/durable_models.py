@@ -38,16 +38,17 @@ def durable_config(
     more_paths: Sequence[str] = (),
     shares: Sequence[int] = (),
     read_only: bool = False,
+    policy: EvictionPolicy = EvictionPolicy.LRU,
     **settings: Any,
 ) -> KVCacheManagerConfig:
     """One pool group; slots by level."""
-    tiers: list[Any] = [GpuCacheTierConfig(gpu_slots * SLOT_BYTES, EvictionPolicy.LRU)]
+    tiers: list[Any] = [GpuCacheTierConfig(gpu_slots * SLOT_BYTES, policy)]
     if host_slots > 0:
-        tiers.append(HostCacheTierConfig(host_slots * SLOT_BYTES, EvictionPolicy.LRU))
+        tiers.append(HostCacheTierConfig(host_slots * SLOT_BYTES, policy))
     disk = DiskCacheTierConfig(
         disk_slots * SLOT_BYTES,
         folder,
-        EvictionPolicy.LRU,
+        policy,
         True,
         model_id,
         more_paths=tuple(more_paths),

@@ -12,6 +12,8 @@ import pytest
 from durable_models import PROMPTS, SYSTEM, Process, durable_config
 from lossy_files import LossyDisk, LossyFiles
 
+from kv_cache_manager_v2 import EvictionPolicy
+from kv_cache_manager_v2.durable.record_format import encode_weights
 from kv_cache_manager_v2.metrics.metric_samples import take_samples
 
 LEAST_BYTES = 2000
@@ -58,6 +60,32 @@ def test_it_does_not_grow(tmp_path: object) -> None:
     assert again.run(prompt_of(499)) == expected[499], "and its bytes are right"
     process.end()
     again.end()
+
+
+def test_what_policies_learn_is_recorded_once_in_4096_pages(tmp_path: object) -> None:
+    """It takes 31 KB. All counts of pages since the last record come up, from many batches of a few pages."""
+    disk = LossyDisk()
+    config = durable_config(str(tmp_path), gpu_slots=GPU_SLOTS, disk_slots=DISK_SLOTS, policy=EvictionPolicy.LEARNED)
+    process = Process(config, LossyFiles(disk))
+    storage = process.manager._shared.storage
+    record = encode_weights(storage.learning.model.to_bytes())
+    durable = storage.durable
+    assert durable is not None and len(record) > 30_000
+
+    def count_records() -> int:
+        return sum(bytes(disk.files[path].content).count(record[:5]) for path in disk.paths("/log-"))
+
+    for number in range(40):
+        process.run(prompt_of(number))
+    process.settle()
+    num_written = durable.take_generations(0) - 1
+    assert num_written > 60 and count_records() == 0
+    durable.take_generations(4096 - num_written - 30)
+    for number in range(40, 80):
+        process.run(prompt_of(number))
+    process.settle()
+    assert count_records() == 1
+    process.end()
 
 
 def test_readers_beside_it_see_each_moment(tmp_path: Path) -> None:
