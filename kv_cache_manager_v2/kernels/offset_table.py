@@ -62,7 +62,7 @@ def plan_virtual_pools(
             or not (
                 previous.address == address
                 and previous.key.layer_group == key.layer_group
-                and key.expansion == 1
+                and previous.key.expansion == key.expansion == 1
                 and key.offset == previous.key.offset + kv_factor * len(previous.layers)
                 and value.offset - key.offset == previous.value.offset - previous.key.offset
             )

@@ -16,6 +16,7 @@ from kv_cache_manager_v2 import (
     AttnLifeCycle,
     BatchPageTable,
     BufferConfig,
+    BufferId,
     DensePages,
     GpuCacheTierConfig,
     HostDevice,
@@ -401,6 +402,51 @@ def test_key_and_value_offsets(uneven):
             assert offsets.rows.shape[1] == 1
             table.remove(kv_cache)
             assert (offsets.offsets == 0).all()
+
+
+def draw_layers(rng):
+    """Keys and values of one of few sizes, some in kernel blocks of fewer tokens, windows, and buffers between them."""
+    layers = []
+    for index in range(rng.randrange(1, 7)):
+        size, expansion = rng.choice([64, 64, 128]), rng.choice([1, 1, 2, 4])
+        tokens = T // expansion if expansion > 1 else None
+        buffers = [BufferConfig(role, size // expansion, tokens) for role in ("key", "value")]
+        if rng.random() < 0.3:
+            buffers.insert(rng.randrange(3), BufferConfig("other", rng.choice([64, 32])))
+        layers.append(AttentionLayerConfig(LayerId(index), buffers, rng.choice([None, None, 9])))
+    return layers
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_each_offset_is_the_address_of_its_kernel_block(seed):
+    """By the formula of the class, against `get_aggregated_pages`, which knows nothing of indices."""
+    rng = random.Random(seed)
+    config = KVCacheManagerConfig(T, [GpuCacheTierConfig(1 << 16)], draw_layers(rng), reserve_null_slot=True)
+    with KVCacheManager(config, device=HostDevice()) as manager:
+        table = BatchPageTable(manager, 2, 8)
+        offsets = table.add_offset_table()
+        with manager.create_kv_cache() as kv_cache:
+            assert kv_cache.resume() and kv_cache.resize(21)
+            table.add(kv_cache)
+            table.update()
+            for index, layer in enumerate(offsets.layer_ids):
+                pool, position = offsets.pool_mapping[index].tolist()
+                page_bytes = int(offsets.page_bytes[pool])
+                slots = kv_cache.get_base_page_indices(manager.get_layer_group_id(layer)).tolist()
+                for plane, role in enumerate(("key", "value")):
+                    (pages,) = manager.get_aggregated_pages([BufferId(layer, role)])
+                    num_kernel_blocks = pages.size // manager.get_page_stride(layer, role)
+                    assert num_kernel_blocks * page_bytes == pages.size
+                    first = int(offsets.pool_pointers[pool, 0]) + position * offsets.kv_factor * page_bytes
+                    found = [first + offset * page_bytes for offset in offsets.offsets[pool, 0, plane].tolist()]
+                    expected = [
+                        pages.base + slot * pages.stride + part * page_bytes
+                        for slot in slots
+                        for part in range(num_kernel_blocks)
+                    ]
+                    assert found[: len(expected)] == expected
+                    assert not offsets.offsets[pool, 0, plane, len(expected) :].any()
+            table.remove(kv_cache)
 
 
 def test_offsets_with_scratch_count_for_each_layer():
