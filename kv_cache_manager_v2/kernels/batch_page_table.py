@@ -29,6 +29,7 @@ from ..base.errors import LogicError
 from ..base.given import Given
 from ..base.handle import Handle
 from ..base.ids import BAD_PAGE_INDEX, DEFAULT_BEAM_INDEX, DataRole
+from ..layout.page_index import INT32_MAX
 from ..manager.kv_cache import KVCache
 from ..manager.kv_cache_manager import KVCacheManager
 from ..sequence.call_guard import CallGuard
@@ -36,13 +37,13 @@ from ..sequence.sequence_state import ACTIVE, CLOSED, SequenceState
 from .batch_rows import BatchRows
 from .block_table import BlockTable
 from .csr_table import CsrTable
+from .index_limits import IndexLimits
 from .offset_table import OffsetTable
-from .output_array import INT32, flat_view, to_output_array
+from .output_array import INT32, flat_view, to_filler, to_output_array
 from .page_family import PageFamily, PageRule, resolve_family
 from .slot_mapping import SlotMapping
 from .table_output import TableOutput
 
-_INT32_MAX: Final = 2**31 - 1
 _MOST_SEQUENCES: Final = 2**20
 """More than any batch has; a number that was meant for something else would fill the memory."""
 
@@ -68,6 +69,8 @@ class BatchPageTable(Handle):
         "_rows",
         "_outputs",
         "_rules",
+        "_limits",
+        "_may_overflow",
         "_max_num_sequences",
         "_max_num_blocks",
         "_has_scratch",
@@ -86,6 +89,9 @@ class BatchPageTable(Handle):
     _rows: Final[BatchRows]
     _outputs: Final[list[TableOutput]]
     _rules: Final[list[PageRule]]
+    _limits: Final[IndexLimits]
+    _may_overflow: Final[bool]
+    """Whether rows that fit may have more tokens together than `kv_start_loc` counts."""
     _max_num_sequences: Final[int]
     _max_num_blocks: Final[int]
     _has_scratch: Final[bool]
@@ -113,7 +119,7 @@ class BatchPageTable(Handle):
         num_blocks = int(to_count(max_num_blocks, "max_num_blocks"))
         if not 1 <= num_rows <= _MOST_SEQUENCES:
             raise ValueError(f"max_num_sequences is {num_rows}; it must be from 1 to {_MOST_SEQUENCES}: each row takes memory")
-        most_blocks = _INT32_MAX // manager.tokens_per_block
+        most_blocks = INT32_MAX // manager.tokens_per_block
         if not 1 <= num_blocks <= most_blocks:
             raise ValueError(
                 f"max_num_blocks is {num_blocks}; it must be from 1 to {most_blocks}: tokens, {manager.tokens_per_block} a block, are "
@@ -129,6 +135,8 @@ class BatchPageTable(Handle):
         self._rows = BatchRows(num_rows)
         self._outputs = []
         self._rules = []
+        self._limits = IndexLimits(manager)
+        self._may_overflow = num_rows * num_blocks * manager.tokens_per_block > INT32_MAX
         self._max_num_sequences = num_rows
         self._max_num_blocks = num_blocks
         self._has_scratch = manager.init_config.enable_swa_scratch_reuse
@@ -149,9 +157,7 @@ class BatchPageTable(Handle):
         self._require_idle("add_block_table")
         rule = self._resolve(pages)
         if filler is not None:
-            number = to_int(filler, "filler")
-            if not -(1 << 31) <= number < 1 << 31:
-                raise ValueError(f"filler is {number}; entries of a block table are int32, from {-(1 << 31)} to {(1 << 31) - 1}")
+            number = to_filler(filler)
         else:
             number = rule.null_page if self._manager.init_config.reserve_null_slot else BAD_PAGE_INDEX
         table = BlockTable(rule, number, self._rows, self._max_num_sequences, self._max_num_blocks, out)
@@ -199,6 +205,7 @@ class BatchPageTable(Handle):
         table = OffsetTable(
             self._manager,
             self._rows,
+            self._limits,
             self._max_num_sequences,
             self._max_num_blocks,
             self._to_role(key_role, "key_role"),
@@ -218,23 +225,14 @@ class BatchPageTable(Handle):
 
     def _resolve(self, pages: Given[PageFamily]) -> PageRule:
         rule = resolve_family(self._manager, pages)
-        num_slots = self._manager.pool_group_descs[self._pool_group(rule)].num_slots
-        largest = (num_slots + 1) * int(rule.scale * rule.expansion)
-        if largest > _INT32_MAX:
-            raise ValueError(f"{rule.text}: page indices up to {largest}, which int32 cannot hold")
+        self._limits.require(rule)
         return rule
-
-    def _pool_group(self, rule: PageRule) -> int:
-        for group in self._manager.pool_group_descs:
-            for variant in group.slot_desc.variants:
-                if variant.layer_group_id == rule.layer_group:
-                    return group.pool_group_index
-        raise AssertionError(f"layer group {rule.layer_group} has no pool group")
 
     def _add_output(self, output: TableOutput) -> None:
         self._outputs.append(output)
         for rule in output.rules():
             self._rules.append(rule)
+            self._limits.add(rule)
             self._rows.use_layer_group(int(rule.layer_group))
 
     # -- rows ---------------------------------------------------------------------------------------------------------
@@ -308,7 +306,8 @@ class BatchPageTable(Handle):
 
         ``num_input_tokens``: per row, how many tokens after its history the step computes; None: up to its capacity.
         `LogicError` if a sequence is not active (a suspended or closed one has no pages: `remove` it); `ValueError` if
-        the step does not fit, or if a sequence has scratch blocks that an output cannot address.
+        the step does not fit, if int32 does not hold the page indices of a level 0 that has grown or all rows' tokens together, or if a
+        sequence has scratch blocks that an output cannot address.
         """
         self._require_idle("update")
         self._manager._require_open()
@@ -324,8 +323,21 @@ class BatchPageTable(Handle):
         return self._rows
 
     def _validate_outputs(self) -> None:
+        self._limits.require_all()
+        if self._may_overflow:
+            self._validate_total()
         for output in self._outputs:
             output.validate(self._rows)
+
+    def _validate_total(self) -> None:
+        total: i64 = 0
+        row: i64
+        for row in range(len(self._rows.states)):
+            total += self._rows.histories[row] + self._rows.num_inputs[row]
+        if total > INT32_MAX:
+            raise ValueError(
+                f"the rows have {total} tokens together, and kv_start_loc counts up to {INT32_MAX}; take sequences out of the batch"
+            )
 
     def _write_step(self) -> None:
         """Lengths and inputs of all rows are those of the step, and validated."""

@@ -25,6 +25,8 @@ from ..device.port import CopyBatch, Device
 from ..manager.kv_cache import KVCache
 from ..manager.kv_cache_manager import KVCacheManager
 from ..sequence.sequence_state import ACTIVE, SequenceState
+from .index_limits import IndexLimits
+from .output_array import to_filler
 from .page_family import DensePages, PageRule, resolve_family
 from .page_index_kernel import CUDA_SOURCE, KERNEL_NAME, RULE_WORDS, SCRATCH_WORDS
 
@@ -65,6 +67,7 @@ class DevicePageIndices(Handle):
         "_manager",
         "_device",
         "_rules",
+        "_limits",
         "_groups",
         "_max_num_rows",
         "_max_num_blocks",
@@ -80,6 +83,7 @@ class DevicePageIndices(Handle):
     _manager: Final[KVCacheManager]
     _device: Final[Device]
     _rules: Final[list[PageRule]]
+    _limits: Final[IndexLimits]
     _groups: Final[list[int]]
     _max_num_rows: Final[int]
     _max_num_blocks: Final[int]
@@ -102,7 +106,7 @@ class DevicePageIndices(Handle):
         self._is_closed = True
         manager = to_instance(manager, KVCacheManager, "manager")
         listed = to_list(outputs, "outputs")
-        number = to_int(filler, "filler")
+        number = to_filler(filler)
         device: Any = manager.device
         if not has_attribute(device, "compile"):
             raise LogicError(f"{manager.device.name} launches no CUDA kernels; use BatchPageTable on the host")
@@ -110,7 +114,11 @@ class DevicePageIndices(Handle):
             raise ValueError("outputs is empty; name at least one layer and role")
         self._manager = manager
         self._device = manager.device
+        self._limits = IndexLimits(manager)
         self._rules = [resolve_family(manager, output) for output in listed]
+        for rule in self._rules:
+            self._limits.require(rule)
+            self._limits.add(rule)
         self._groups = sorted({int(rule.layer_group) for rule in self._rules})
         self._max_num_rows = int(to_count(max_num_sequences, "max_num_sequences"))
         self._max_num_blocks = int(to_count(max_num_blocks, "max_num_blocks"))
@@ -169,8 +177,8 @@ class DevicePageIndices(Handle):
         """Enqueue the conversion of these sequences, one per row, on ``stream``; valid for what is enqueued there
         afterwards.
 
-        `LogicError` if one is not active, `ValueError` if they do not fit or have scratch blocks and an output is
-        SHARED.
+        `LogicError` if one is not active, `ValueError` if they do not fit, if int32 does not hold the page indices of a level 0 that
+        has grown, or if they have scratch blocks and an output is SHARED.
         """
         if self._is_closed:
             raise LogicError("these page indices are closed")
@@ -204,6 +212,7 @@ class DevicePageIndices(Handle):
             raise
 
     def _validate(self, states: list[SequenceState]) -> None:
+        self._limits.require_all()
         if len(states) > self._max_num_rows:
             raise ValueError(f"{len(states)} sequences; there is room for {self._max_num_rows}")
         for state in states:

@@ -12,6 +12,7 @@ from ..manager.kv_cache_manager import KVCacheManager
 from ..sequence.changed_blocks import ChangedBlocks
 from ..sequence.sequence_state import SequenceState
 from .batch_rows import BatchRows
+from .index_limits import IndexLimits
 from .output_array import INT32, INT64, to_output_array
 from .page_family import DensePages, PageRule, resolve_family
 from .row_writer import RowWriter
@@ -133,6 +134,7 @@ class OffsetTable(TableOutput):
         self,
         manager: KVCacheManager,
         rows: BatchRows,
+        limits: IndexLimits,
         max_num_rows: int,
         max_num_blocks: int,
         key_role: DataRole,
@@ -145,6 +147,8 @@ class OffsetTable(TableOutput):
         if len(self.layer_ids) == 0:
             raise ValueError(f"no layer has a buffer with the role {key_role!r}")
         pools = plan_virtual_pools(manager, key_role, value_role, self.layer_ids)
+        for pool in pools:
+            limits.require(pool.key)
         width = max_num_blocks * max([int(pool.key.expansion) for pool in pools])
         shape = (len(pools), max_num_rows, 2, width)
         self.offsets = to_output_array(out, "out", shape, INT32)

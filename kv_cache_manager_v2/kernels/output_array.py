@@ -5,6 +5,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from ..base.checks import to_int
+
 INT32: Final = np.dtype(np.int32)
 INT64: Final = np.dtype(np.int64)
 
@@ -26,6 +28,14 @@ def to_output_array(given: object, name: str, shape: tuple[int, ...], dtype: "np
     if not array.flags.c_contiguous or not array.flags.writeable:
         raise ValueError(f"{name} must be C-contiguous and writable")
     return array
+
+
+def to_filler(given: object) -> int:
+    """The int32 for entries without a page."""
+    number = to_int(given, "filler")
+    if not -(1 << 31) <= number < 1 << 31:
+        raise ValueError(f"filler is {number}; entries are int32, from {-(1 << 31)} to {(1 << 31) - 1}")
+    return number
 
 
 def flat_view(array: npt.NDArray[Any]) -> memoryview:

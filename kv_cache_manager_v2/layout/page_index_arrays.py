@@ -4,19 +4,19 @@ The last axis of an array counts blocks. All arithmetic is in int32, after a che
 index fits. Importing this module imports numpy, so it is imported on first use.
 """
 
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from ..base.checks import shown
 from ..base.ids import BAD_PAGE_INDEX
+from .page_index import INT32_MAX
 from .scratch_desc import ScratchDesc
 
 Int32s: TypeAlias = npt.NDArray[np.int32]
 Integers: TypeAlias = npt.NDArray[np.integer[Any]]
 
-INT32_MAX: Final = 2**31 - 1
 
 
 def to_base_array(base_indices: object, num_dimensions: int) -> Integers:

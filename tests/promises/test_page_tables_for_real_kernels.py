@@ -17,6 +17,7 @@ from kv_cache_manager_v2 import (
     BatchPageTable,
     BufferConfig,
     BufferId,
+    DecodeBatch,
     DensePages,
     GpuCacheTierConfig,
     HostDevice,
@@ -29,6 +30,7 @@ from kv_cache_manager_v2 import (
     StridedPages,
     SwaScratchReuseConfig,
 )
+from kv_cache_manager_v2.replay.bookkeeping_device import BookkeepingDevice
 
 T = 4
 SHARED, PER_LAYER = PageIndexMode.SHARED, PageIndexMode.PER_LAYER
@@ -309,6 +311,85 @@ def test_null_slot_is_zero():
         for layer in (0, 1):
             for role in ("key", "value"):
                 assert (np.asarray(manager.pool_view(layer, role, by_slot=True))[0] == 0).all()
+
+
+def model_with_pages_of_a_byte(quota, max_quota, window=None):
+    """A slot of 8,192 pages, so that int32 counts the pages of 262,142 slots, of 2 GiB."""
+    layers = [AttentionLayerConfig(LayerId(0), [BufferConfig("key", 1, 1), BufferConfig("value", 1, 1)], window)]
+    return KVCacheManagerConfig(4096, [GpuCacheTierConfig(quota, max_quota=max_quota)], layers, max_util_for_resume=1.0)
+
+
+def test_page_indices_that_int32_does_not_hold_are_refused():
+    """When an output is made, and at the step after level 0 has grown; then nothing has changed."""
+    with KVCacheManager(model_with_pages_of_a_byte(5 << 29, 5 << 29), device=BookkeepingDevice()) as manager:
+        table = BatchPageTable(manager, 2, 8)
+        out = np.full((1, 2, 2, 8 * 4096), 7, np.int32)
+        for make in (
+            lambda: table.add_block_table(DensePages(0, "key")),
+            lambda: table.add_csr(DensePages(0, "key")),
+            lambda: table.add_offset_table(out=out),
+        ):
+            with pytest.raises(ValueError, match="int32 holds the page indices of 262142 slots, and level 0 has 327680"):
+                make()
+        assert (out == 7).all()
+        table.add_block_table(StridedPages(0))
+        table.update()
+    for is_batch in (False, True):
+        with KVCacheManager(model_with_pages_of_a_byte(1 << 30, 5 << 29), device=BookkeepingDevice()) as manager:
+            with manager.create_kv_cache() as kv_cache:
+                assert kv_cache.resume() and kv_cache.resize(10)
+                batch = DecodeBatch(manager, 2, 8)
+                table = batch.table if is_batch else BatchPageTable(manager, 2, 8)
+                step = batch.step if is_batch else table.update
+                offsets = table.add_offset_table()
+                table.add(kv_cache)
+                step()
+                before = (offsets.offsets.copy(), table.seq_lens.copy(), kv_cache.capacity, kv_cache.history_length)
+                assert manager.resize(0, 5 << 29)
+                with pytest.raises(ValueError, match="int32 holds the page indices of 262142 slots, and level 0 has 327680"):
+                    step()
+                after = (offsets.offsets, table.seq_lens, kv_cache.capacity, kv_cache.history_length)
+                for old, new in zip(before, after, strict=True):
+                    assert np.array_equal(old, new)
+                assert manager.resize(0, 1 << 30)
+                step()
+                table.remove(kv_cache)
+
+
+@pytest.mark.parametrize("is_batch", [False, True])
+def test_tokens_of_a_batch_that_int32_does_not_count_are_refused(is_batch):
+    most = 2**31 - 1
+    config = model_with_pages_of_a_byte(1 << 24, 1 << 24, 64)
+    with KVCacheManager(config, device=BookkeepingDevice()) as manager:
+        batch = DecodeBatch(manager, 3, most // 4096)
+        table = batch.table if is_batch else BatchPageTable(manager, 3, most // 4096)
+        step = batch.step if is_batch else table.update
+        members = [manager.create_kv_cache(id=number) for number in range(3)]
+        lengths = [1 << 30, (1 << 30) - 4096, 4000]
+        for kv_cache, length in zip(members, lengths, strict=True):
+            assert kv_cache.resume() and kv_cache.resize(length, length - 1)
+        for kv_cache in members[:2]:
+            table.add(kv_cache)
+        step()
+        assert table.kv_start_loc.tolist() == [0, 1 << 30, most + 1 - 4096, most + 1 - 4096]
+        table.add(members[2])
+        step()
+        assert table.kv_start_loc[3] == most - 95
+        for number, (kv_cache, length) in enumerate(zip(members, lengths, strict=True)):
+            assert kv_cache.resize(length + 32, length + 31 if number == 0 else length + 30)
+        before = [(kv_cache.capacity, kv_cache.history_length) for kv_cache in members]
+        if is_batch:
+            step()
+            assert table.kv_start_loc[3] <= most
+            with pytest.raises(ValueError, match="together, and kv_start_loc counts up to 2147483647"):
+                batch.step(None, 40)
+        else:
+            with pytest.raises(ValueError, match=r"the rows have 2147483648 tokens together, and kv_start_loc counts up to 2147483647"):
+                step()
+        assert before == [(kv_cache.capacity, kv_cache.history_length) for kv_cache in members]
+        manager.check_invariants()
+        for kv_cache in members:
+            kv_cache.close()
 
 
 def test_misuse_is_refused_before_anything_changes():
