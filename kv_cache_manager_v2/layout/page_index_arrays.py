@@ -21,7 +21,12 @@ Integers: TypeAlias = npt.NDArray[np.integer[Any]]
 
 def to_base_array(base_indices: object, num_dimensions: int) -> Integers:
     """The indices as an array of ints; no copy where they are one already."""
-    array = np.asarray(base_indices)
+    try:
+        array = np.asarray(base_indices)
+    except ValueError as error:
+        raise ValueError(
+            f"base_indices makes no array of {num_dimensions} dimensions; shorter rows are filled up with {BAD_PAGE_INDEX}: {error}"
+        ) from error
     if array.ndim != num_dimensions:
         if array.dtype.kind not in ("i", "u") or array.ndim == 0:
             raise TypeError(f"base_indices must be a sequence or a buffer of ints, not {type(base_indices).__name__}")

@@ -55,7 +55,7 @@ def add_beam(state: SequenceState) -> bool:
 def validate_sources(state: SequenceState, sources: vec[i64], num_tokens: i64) -> None:
     """The caller's mistakes in ``beam_search_indices``; changes nothing."""
     if len(sources) != num_tokens:
-        raise ValueError(f"sequence {state.id}: {num_tokens} tokens and {len(sources)} beam_search_indices; give one for each")
+        raise ValueError(f"sequence {state.id}: {num_tokens} accepted_input_tokens, {len(sources)} beam_search_indices; give one for each")
     beams = list_beams(state)
     size = state.shared.tokens_per_block
     for index in range(num_tokens):

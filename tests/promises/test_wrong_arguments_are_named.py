@@ -33,7 +33,7 @@ VALUES: list[Any] = [
     (), Nothing(), np.float32(1.5), np.zeros(2, np.int32), np.int64(-1), Index(2**70), Priority, Ellipsis,
     np.complex64(0.5 + 3j), 0.5 + 3j, np.int64(7), bytearray(b"a"), memoryview(b"ab"), [2**70], [10**5000], [np.True_], [np.zeros(2)],
     "\udcff", "a\0b", "\ud800", "/tmp", {1: 2}, {"x": "y"}, 2**40, [0.5 + 3j], 5,
-    10**5000, -(10**5000), Index(10**5000), np.True_, np.array(3), np.array(1.5), {1, 2}, frozenset({1}),
+    10**5000, -(10**5000), Index(10**5000), np.True_, np.array(3), np.array(1.5), {1, 2}, frozenset({1}), [[0], [1, 2]], [[1, 2], [3, 4]],
 ]  # fmt: skip
 FOREIGN = "a sequence of another manager"
 
