@@ -41,7 +41,7 @@ class _Call:
         self.is_answered: Final = Event()
         self.is_over = False
         self.result: Any = None
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
 
 
 class BoundedCalls:
@@ -97,7 +97,7 @@ class BoundedCalls:
                 break
             try:
                 call.result = call.function()
-            except Exception as error:
+            except BaseException as error:
                 call.error = error
             with self._lock:
                 was_abandoned = self._is_abandoned

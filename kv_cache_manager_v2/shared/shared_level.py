@@ -35,6 +35,7 @@ from ..manager.kv_cache_manager import KVCacheManager
 from ..metrics.shared_samples import SharedFacts, SharedSource
 from ..publishing.event_publisher import KVCacheEventPublisher
 from .block_names import BlockName, NameChain
+from .guarded_store import GuardedStore
 from .hash_ring import HashRing
 from .known_pages import KnownPages
 from .line_limit import LineLimit
@@ -128,18 +129,19 @@ class SharedLevel(SharedSource):
         self.block_tokens: Final = config.tokens_per_block
         self._needs: Final = PageNeeds(list(life_cycles), config.tokens_per_block)
         self._counters: Final = SharedCounters()
-        ring = HashRing(store.endpoints)
+        guarded = GuardedStore(store)
+        ring = HashRing(guarded.endpoints)
         self._space: Final = RecordSpace(self._layouts, ring, self._needs, self._counters, config.tokens_per_block)
         self._stuck_lines: Final = LineLimit()
         self._slot_lines: Final = LineLimit()
-        unreachable = _check_endpoints(store)
+        unreachable = _check_endpoints(guarded)
         self._loads: Final = StagingSlots(manager.device, load_bytes // _round_up(slot_bytes), slot_bytes)
         try:
             self._stores: Final = StagingSlots(manager.device, store_bytes // _round_up(slot_bytes), slot_bytes)
         except BaseException:
             self._loads.close(False)
             raise
-        self._workers: Final = StoreWorkers(store, self._counters, num_threads, unreachable)
+        self._workers: Final = StoreWorkers(guarded, self._counters, num_threads, unreachable)
         self._known: Final = KnownPages(publisher, claim_seconds)
         try:
             self._outgoing: Final = OutgoingPages(manager, self._stores, self._space, self._known, self._workers)
@@ -469,7 +471,7 @@ class SharedLevel(SharedSource):
             raise LogicError(f"the shared level is inconsistent: {error}") from error
 
 
-def _check_endpoints(store: SharedStore) -> list[str]:
+def _check_endpoints(store: GuardedStore) -> list[str]:
     """Those that do not answer, or refuse; `StoreError` if no other is left, `ValueError` for a key space of another format."""
     failed: dict[str, StoreError] = {}
     for endpoint in store.endpoints:

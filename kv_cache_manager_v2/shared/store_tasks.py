@@ -13,7 +13,8 @@ from .line_limit import LineLimit
 from .page_needs import PageNeeds
 from .page_record import RecordLayout, digest_of_key
 from .shared_statistics import SharedCounters
-from .shared_store import MISSING, StoreConnection
+from .guarded_store import GuardedConnection
+from .shared_store import MISSING
 from .staging_slots import StagingSlots
 from .store_workers import EndpointCalls, Task
 
@@ -90,7 +91,7 @@ class LookUpTask(Task):
         for endpoint, keys in by_endpoint.items():
             answers: list[bool] = []
 
-            def ask(connection: StoreConnection, keys: list[bytes] = keys, answers: list[bool] = answers) -> None:
+            def ask(connection: GuardedConnection, keys: list[bytes] = keys, answers: list[bool] = answers) -> None:
                 answers[:] = connection.lookup(keys)
 
             if calls.call(self, endpoint, ask):
@@ -110,7 +111,7 @@ class LookUpTask(Task):
             keys = [layout.key(self.names[block]) for block in blocks]
             answers: list[bool] = []
 
-            def ask(connection: StoreConnection, keys: list[bytes] = keys, answers: list[bool] = answers) -> None:
+            def ask(connection: GuardedConnection, keys: list[bytes] = keys, answers: list[bool] = answers) -> None:
                 answers[:] = connection.lookup(keys)
 
             space.counters.add("looked_up_pages", len(keys))
@@ -144,7 +145,7 @@ class LoadTask(Task):
         views = [self._staging.view(page.slot, layout.num_bytes) for layout, page in zip(layouts, self._pages, strict=True)]
         sizes: list[int] = []
 
-        def load(connection: StoreConnection) -> None:
+        def load(connection: GuardedConnection) -> None:
             sizes[:] = connection.load(keys, views)
 
         if not calls.call(self, self._endpoint, load):
@@ -251,7 +252,7 @@ class StoreTask(Task):
         keys = [self.keys[position] for position, _life_cycle, _block in share]
         is_stored: list[bool] = []
 
-        def store(connection: StoreConnection) -> None:
+        def store(connection: GuardedConnection) -> None:
             connection.store(keys, sources)
             is_stored.append(True)
 

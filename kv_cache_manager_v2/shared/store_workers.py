@@ -16,8 +16,9 @@ from typing import Final
 
 from ..base.package_log import PackageLog
 from .circuit_breaker import CircuitBreaker
+from .guarded_store import GuardedConnection, GuardedStore
 from .shared_statistics import KINDS, SharedCounters
-from .shared_store import REFUSED, SharedStore, StoreConnection, StoreError, StoreFullError, store_error
+from .shared_store import REFUSED, StoreError, StoreFullError, store_error
 
 LOOKUPS: Final = 0
 LOADS: Final = 1
@@ -38,7 +39,7 @@ class Task(ABC):
         self.is_running = False
         self.is_over = False
         self._begun = monotonic()
-        self._connection: StoreConnection | None = None
+        self._connection: GuardedConnection | None = None
 
     @property
     def progress(self) -> float:
@@ -50,7 +51,7 @@ class Task(ABC):
         self._begun = monotonic()
         self.is_running = True
 
-    def use(self, connection: StoreConnection | None) -> None:
+    def use(self, connection: GuardedConnection | None) -> None:
         """The thread is about to ask that connection."""
         self._connection = connection
 
@@ -65,9 +66,9 @@ class EndpointCalls:
     def __init__(self, workers: "StoreWorkers", kind: str) -> None:
         self._workers: Final = workers
         self._kind: Final = kind
-        self._open: Final[dict[str, StoreConnection]] = {}
+        self._open: Final[dict[str, GuardedConnection]] = {}
 
-    def call(self, task: Task, endpoint: str, function: Callable[[StoreConnection], None]) -> bool:
+    def call(self, task: Task, endpoint: str, function: Callable[[GuardedConnection], None]) -> bool:
         """Let the function ask the endpoint. False if it failed, or the breaker is open; a store that is full has answered."""
         workers = self._workers
         breaker = workers.breakers[endpoint]
@@ -94,6 +95,10 @@ class EndpointCalls:
                 break
             except StoreError as failure:
                 error = failure
+                self._drop(endpoint)
+            except BaseException as failure:
+                # Of a store's own code, as asyncio's and pyo3's: the thread is for the next request too.
+                error = workers.store.failed(endpoint, self._kind, failure)
                 self._drop(endpoint)
             task.use(None)
             # A server that was restarted has closed old connections: that alone is no failure of the one that is there now.
@@ -130,14 +135,14 @@ class _Pool:
 class StoreWorkers:
     """``breakers``, by endpoint: those of ``unreachable`` begin open. ``connections``: those that are open, of all threads."""
 
-    def __init__(self, store: SharedStore, counters: SharedCounters, num_load_threads: int, unreachable: list[str]) -> None:
+    def __init__(self, store: GuardedStore, counters: SharedCounters, num_load_threads: int, unreachable: list[str]) -> None:
         self.store: Final = store
         self.counters: Final = counters
         self.breakers: Final = {endpoint: CircuitBreaker() for endpoint in store.endpoints}
         self._unchecked: Final = set(unreachable)
         for endpoint in unreachable:
             self.breakers[endpoint].open(monotonic())
-        self.connections: Final[set[StoreConnection]] = set()
+        self.connections: Final[set[GuardedConnection]] = set()
         self._foreign: Final[set[str]] = set()
         self.is_closing = False
         self._full_until = 0.0
@@ -214,14 +219,14 @@ class StoreWorkers:
                 pool.running[number] = task
                 try:
                     task.run(calls)
-                except Exception:
+                except BaseException:
                     _logger.exception("a task of the shared level failed")
                 del pool.running[number]
                 pool.last_done = monotonic()
             task.is_over = True
         calls.close()
 
-    def check_late(self, endpoint: str, connection: StoreConnection) -> None:
+    def check_late(self, endpoint: str, connection: GuardedConnection) -> None:
         """Ask a server that did not answer at the start for its key space, before anything else: `StoreError` if it is a foreign one."""
         if endpoint not in self._unchecked:
             return
