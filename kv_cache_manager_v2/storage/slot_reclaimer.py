@@ -327,8 +327,9 @@ class SlotReclaimer:
             self._free_in_order(level + 1, pool_group, missing, cause, account)
             if queue.num_pages + held.num_pages < evictable:
                 return _LOOK_AGAIN
-            # A small level below, or one whose pages are on their way up, frees fewer.
-            missing = below.num_free
+            # A small level below, or one whose pages are on their way up, frees fewer; a page that goes with others frees more.
+            if missing > below.num_free:
+                missing = below.num_free
         if missing > 0:
             return missing
         if self._drops.find_level(level, level, pool_group) == NO_LEVEL:
