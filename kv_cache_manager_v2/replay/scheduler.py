@@ -391,7 +391,10 @@ class Scheduler:
             begin += num_resized
             if num_resized < len(kv_caches):
                 self.tally.num_refused_calls += 1
+                resized = self._batch[:begin]
                 self._preempt_for(self._batch[begin])
+                # The one that can finish first is resized first, and need not be the oldest: some of these may have left.
+                begin = len([served for served in resized if served in self._batch])
 
     def _calls_of(self, served: ServedRequest) -> TimedCalls:
         """The timed calls of the manager that has the request's sequence."""
