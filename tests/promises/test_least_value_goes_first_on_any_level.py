@@ -11,13 +11,17 @@ from random_calls import drive
 from small_models import attention_layers, run_prompt
 
 from kv_cache_manager_v2 import (
+    AttentionLayerConfig,
+    BufferConfig,
     DiskCacheTierConfig,
     EvictionPolicy,
     GpuCacheTierConfig,
     HostCacheTierConfig,
     HostDevice,
+    KVCache,
     KVCacheManager,
     KVCacheManagerConfig,
+    LayerId,
     ModelId,
     RetentionConfig,
     TokenRangeRetention,
@@ -235,3 +239,33 @@ def test_the_floor_is_validated() -> None:
 def test_the_floor_travels_with_the_configuration() -> None:
     config = config_with([LEARNED, LEARNED], [4, 8], 0.25)
     assert decode_config(encode_config(config)) == config
+
+
+def test_a_page_that_goes_with_others_makes_more_room_than_asked_for() -> None:
+    """One held page is left on level 0 and has to go down; what level 1 drops for it takes the windowed page behind it along."""
+    layers = [
+        AttentionLayerConfig(LayerId(0), [BufferConfig("key", 64)]),
+        AttentionLayerConfig(LayerId(1), [BufferConfig("key", 64)], sliding_window_size=3),
+    ]
+    tiers = [GpuCacheTierConfig(12 * 64), HostCacheTierConfig(2 * 64), HostCacheTierConfig(2 * 64)]
+    with KVCacheManager(KVCacheManagerConfig(1, tiers, layers, max_util_for_resume=1.0), device=HostDevice()) as manager:
+
+        def serve(kv_cache: KVCache, tokens: list[int]) -> None:
+            assert kv_cache.is_active or kv_cache.resume()
+            assert kv_cache.resize(max(kv_cache.capacity, kv_cache.num_committed_tokens + len(tokens)))
+            kv_cache.commit(tokens)
+            manager.check_invariants()
+
+        first = manager.create_kv_cache(None, [1, 0, 0])
+        serve(first, [0])
+        first.close()
+        second = manager.create_kv_cache(None, [1, 2, 2, 2, 0, 1, 1, 1])
+        serve(second, [1, 2, 0])
+        third = manager.create_kv_cache(None, [0])
+        serve(third, [0])
+        fourth = manager.create_kv_cache(None, [0, 1, 0, 0, 1, 2, 1, 0])
+        third.suspend()
+        serve(second, [0, 1, 2])
+        serve(fourth, [0])
+        for kv_cache in (second, third, fourth):
+            kv_cache.close()

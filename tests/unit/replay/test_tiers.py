@@ -147,6 +147,16 @@ def test_the_command_verifies_over_a_disk(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [report]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "sizes"), [("gpt-oss-20b", "gpu=1MiB,host=256KiB"), ("gemma-3-12b", "gpu=2MiB,host=512KiB")])
+def test_all_of_a_step_get_their_slots_where_the_first_to_finish_is_young(model: str, sizes: str, tmp_path: Path) -> None:
+    """It is resized before older ones, and one that must leave for it may stand before the one that has no room."""
+    report = tmp_path / "report.json"
+    arguments = ["--model", model, "--shrink", "max", "--tiers", f"{sizes},disk=512KiB:{tmp_path}", "--preempt", "0.3", "--limit", "600"]
+    assert main(["replay", *arguments, "--quiet", "--json", str(report)]) == 0
+    assert json.loads(report.read_text())["requests"] == 600
+
+
 def test_hits_of_restored_pages_are_not_within_the_possible(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A second run over the same folder hits what the first one has left, which no request of its own has published."""
     report = tmp_path / "report.json"
