@@ -100,6 +100,14 @@ def to_count(value: object, name: str) -> i64:
     return number
 
 
+def to_int_within(value: object, name: str, least: i64, most: i64, reason: str = "") -> i64:
+    """``value`` as an int from ``least`` to ``most``; ``reason``: for the message, with what stands before it."""
+    number = to_int(value, name)
+    if number < least or number > most:
+        raise ValueError(f"{name} is {number}; it must be from {least} to {most}{reason}")
+    return number
+
+
 def to_bool(value: object, name: str) -> bool:
     """``value`` as a bool. 0, 1 and other objects with a truth value are a `TypeError`."""
     if not isinstance(value, bool):

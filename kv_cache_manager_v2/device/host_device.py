@@ -19,7 +19,7 @@ from typing import Final, SupportsIndex, final
 
 from mypy_extensions import i64, mypyc_attr
 
-from ..base.checks import to_bool, to_count
+from ..base.checks import to_bool, to_count, to_int_within
 from ..base.errors import LogicError, StorageIOError
 from ..base.given import Given
 from ..base.ids import CacheTier
@@ -101,9 +101,7 @@ class HostDevice(Device):
             raise ValueError(
                 f"granularity_bytes is {granularity}: it must be a power of two and at least a page, {PAGE_BYTES}"
             )
-        num_threads = int(to_count(num_disk_threads, "num_disk_threads"))
-        if not 1 <= num_threads <= _MOST_DISK_THREADS:
-            raise ValueError(f"num_disk_threads is {num_threads}: it must be from 1 to {_MOST_DISK_THREADS}")
+        num_threads = int(to_int_within(num_disk_threads, "num_disk_threads", 1, _MOST_DISK_THREADS))
         if files is not None and not isinstance(files, FilePort):
             raise TypeError(f"files must be a FilePort or None, not {type(files).__name__}")
         if clock is not None and not isinstance(clock, StatisticsClock):

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from librt.vecs import vec
 from mypy_extensions import i32, i64, mypyc_attr
 
-from ..base.checks import to_count, to_instance, to_int, to_list, to_role
+from ..base.checks import to_count, to_instance, to_int, to_int_within, to_list, to_role
 from ..base.errors import LogicError
 from ..base.given import Given
 from ..base.handle import Handle
@@ -115,16 +115,10 @@ class BatchPageTable(Handle):
     ) -> None:
         manager = to_instance(manager, KVCacheManager, "manager")
         manager._require_open()
-        num_rows = int(to_count(max_num_sequences, "max_num_sequences"))
-        num_blocks = int(to_count(max_num_blocks, "max_num_blocks"))
-        if not 1 <= num_rows <= _MOST_SEQUENCES:
-            raise ValueError(f"max_num_sequences is {num_rows}; it must be from 1 to {_MOST_SEQUENCES}: each row takes memory")
+        num_rows = int(to_int_within(max_num_sequences, "max_num_sequences", 1, _MOST_SEQUENCES, ": each row takes memory"))
         most_blocks = INT32_MAX // manager.tokens_per_block
-        if not 1 <= num_blocks <= most_blocks:
-            raise ValueError(
-                f"max_num_blocks is {num_blocks}; it must be from 1 to {most_blocks}: tokens, {manager.tokens_per_block} a block, are "
-                "counted in int32"
-            )
+        reason = f": tokens, {manager.tokens_per_block} a block, are counted in int32"
+        num_blocks = int(to_int_within(max_num_blocks, "max_num_blocks", 1, most_blocks, reason))
         self.seq_lens = to_output_array(seq_lens, "seq_lens", (num_rows,), INT32)
         self.query_start_loc = to_output_array(query_start_loc, "query_start_loc", (num_rows + 1,), INT32)
         self.kv_start_loc = to_output_array(kv_start_loc, "kv_start_loc", (num_rows + 1,), INT32)

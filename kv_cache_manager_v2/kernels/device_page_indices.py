@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from mypy_extensions import i64, mypyc_attr
 
-from ..base.checks import has_attribute, to_count, to_instance, to_int, to_list
+from ..base.checks import has_attribute, to_instance, to_int, to_int_within, to_list
 from ..base.errors import LogicError
 from ..base.given import Given
 from ..base.handle import Handle
@@ -22,6 +22,7 @@ from ..device.host_array import host_words
 from ..device.kernel_arguments import to_word_arguments
 from ..device.memory_range import MemoryRange
 from ..device.port import CopyBatch, Device
+from ..layout.page_index import INT32_MAX
 from ..manager.kv_cache import KVCache
 from ..manager.kv_cache_manager import KVCacheManager
 from ..sequence.sequence_state import ACTIVE, SequenceState
@@ -120,10 +121,8 @@ class DevicePageIndices(Handle):
             self._limits.require(rule)
             self._limits.add(rule)
         self._groups = sorted({int(rule.layer_group) for rule in self._rules})
-        self._max_num_rows = int(to_count(max_num_sequences, "max_num_sequences"))
-        self._max_num_blocks = int(to_count(max_num_blocks, "max_num_blocks"))
-        if self._max_num_rows < 1 or self._max_num_blocks < 1:
-            raise ValueError("max_num_sequences and max_num_blocks must be at least 1")
+        self._max_num_rows = int(to_int_within(max_num_sequences, "max_num_sequences", 1, 1 << 20))
+        self._max_num_blocks = int(to_int_within(max_num_blocks, "max_num_blocks", 1, INT32_MAX // manager.tokens_per_block))
         self._filler = number
         self._first_entries = []
         num_entries = 0

@@ -10,7 +10,7 @@ from librt.strings import read_i32_le
 from librt.vecs import append, vec
 from mypy_extensions import i32, i64, mypyc_attr
 
-from ..base.checks import MAX_COUNT, to_count, to_counts, to_list
+from ..base.checks import MAX_COUNT, to_counts, to_int_within, to_list
 from ..base.errors import LogicError
 from ..reuse.token_packing import TOKEN_BYTES, has_digest, pack_tokens
 from ..sequence.commit import commit_packed, commit_token
@@ -130,9 +130,9 @@ class BatchStep:
         count: i64 = len(self._kv_caches)
         if len(remaining) != count:
             raise ValueError(f"{self._call}: {self._name} has {count} sequences, remaining_tokens {len(remaining)} numbers")
-        largest_step: i64 = MAX_COUNT if max_step is None else to_count(max_step, "max_step")
-        if largest_step < 1:
-            raise ValueError(f"{self._call}: max_step is 0; a step has at least one token, and None stands for any number")
+        largest_step: i64 = MAX_COUNT
+        if max_step is not None:
+            largest_step = to_int_within(max_step, "max_step", 1, MAX_COUNT, "; None stands for any number")
         position: i64 = 0
         for item in self._kv_caches:
             state = self._enlist(item, position)

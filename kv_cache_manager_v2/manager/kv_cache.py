@@ -774,7 +774,7 @@ class KVCache(Handle):
         shared = state.shared
         if not shared.has_state or group != shared.state_life_cycle:
             raise ValueError(
-                f"layer group {group} has pages per block and no recurrent state; use get_base_page_indices"
+                f"layer_group_id is {group}, which has pages per block and no recurrent state; use get_base_page_indices"
                 + (f", or layer group {shared.state_life_cycle}" if shared.has_state else "")
             )
         at = state.history if length is None else to_count(length, "length")

@@ -16,7 +16,7 @@ from functools import partial
 from time import monotonic
 from typing import Any, Final
 
-from ..base.checks import to_count, to_text
+from ..base.checks import to_count, to_int_within, to_text
 from ..base.missing_package import missing_package
 from .bounded_calls import BoundedCalls, StuckCount
 from .resp_connection import FORMAT, FORMAT_KEY
@@ -70,10 +70,8 @@ class MooncakeStore(SharedStore):
         for name, text in (("local_host", local_host), ("metadata", metadata), ("protocol", protocol), ("devices", devices)):
             to_text(text, name)
         to_count(contribute_bytes, "contribute_bytes")
-        if not 4096 <= to_count(buffer_bytes, "buffer_bytes") <= 1 << 40:
-            raise ValueError(f"buffer_bytes is {buffer_bytes}; it must be from 4096 to {1 << 40}")
-        if not 1 <= to_count(most_stuck, "most_stuck") <= 256:
-            raise ValueError(f"most_stuck is {most_stuck}; it must be from 1 to 256")
+        to_int_within(buffer_bytes, "buffer_bytes", 4096, 1 << 40)
+        to_int_within(most_stuck, "most_stuck", 1, 256)
         self._master: Final = master
         self._buffer_bytes: Final = buffer_bytes
         self._stuck: Final = StuckCount(most_stuck)

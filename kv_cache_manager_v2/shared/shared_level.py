@@ -21,7 +21,7 @@ import math
 from types import TracebackType
 from typing import Any, Final
 
-from ..base.checks import to_count, to_number
+from ..base.checks import to_count, to_int_within, to_number
 from ..base.errors import LogicError
 from ..base.ids import BAD_PAGE_INDEX, CacheTier, TokenIdExt
 from ..base.package_log import PackageLog
@@ -100,9 +100,7 @@ class SharedLevel(SharedSource):
         manager._require_open()
         if write_policy == ON_EVICTION:
             _require_memory_levels(manager)
-        num_threads = int(to_count(num_load_threads, "num_load_threads"))
-        if not 1 <= num_threads <= 64:
-            raise ValueError(f"num_load_threads is {num_load_threads}; it must be from 1 to 64")
+        num_threads = int(to_int_within(num_load_threads, "num_load_threads", 1, 64))
         if not 0 <= to_number(claim_seconds, "claim_seconds") < math.inf:
             raise ValueError(f"claim_seconds is {claim_seconds}; it must be 0 or more, and finite")
         if publisher is not None and not isinstance(publisher, KVCacheEventPublisher):

@@ -247,7 +247,7 @@ def test_a_page_that_goes_with_others_makes_more_room_than_asked_for() -> None:
         AttentionLayerConfig(LayerId(0), [BufferConfig("key", 64)]),
         AttentionLayerConfig(LayerId(1), [BufferConfig("key", 64)], sliding_window_size=3),
     ]
-    tiers = [GpuCacheTierConfig(12 * 64), HostCacheTierConfig(2 * 64), HostCacheTierConfig(2 * 64)]
+    tiers: list[Any] = [GpuCacheTierConfig(12 * 64), HostCacheTierConfig(2 * 64), HostCacheTierConfig(2 * 64)]
     with KVCacheManager(KVCacheManagerConfig(1, tiers, layers, max_util_for_resume=1.0), device=HostDevice()) as manager:
 
         def serve(kv_cache: KVCache, tokens: list[int]) -> None:

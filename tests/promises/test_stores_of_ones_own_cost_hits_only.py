@@ -112,7 +112,7 @@ ANSWERS = {
     },
 }  # fmt: skip
 CASES: list[tuple[str, str, Any]] = [(call, repr(error), raises(error)) for call in ("connect", "lookup", "load") for error in ERRORS]
-CASES += [(call, kind, changes(change)) for call, kinds in ANSWERS.items() for kind, change in kinds.items()]  # type: ignore[arg-type]
+CASES += [(call, kind, changes(change)) for call, kinds in ANSWERS.items() for kind, change in kinds.items()]
 CASES += [("connect", "None", changes(lambda made: None)), ("connect", "another", changes(lambda made: object()))]
 
 
@@ -188,7 +188,12 @@ def test_connections_that_do_not_end_harm_nothing(call: str, error: Exception) -
         store.faults["lookup"] = raises(StoreError("a failure, which closes the connection"))
         assert rank.run(TEXTS[1]) == 0
         if call == "abort":
-            store.faults["lookup"] = lambda call, keys: (time.sleep(0.5), call(keys))[1]
+
+            def answer_late(call: Callable[..., Any], keys: Sequence[bytes]) -> Any:
+                time.sleep(0.5)
+                return call(keys)
+
+            store.faults["lookup"] = answer_late
             rank.level.look_up(rank.manager.create_kv_cache(None, TEXTS[2])).kv_cache.close()
         threads = [thread for pool in rank.level._workers._pools for thread in pool.threads]
     assert call in store.called

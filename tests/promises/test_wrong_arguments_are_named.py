@@ -185,7 +185,8 @@ def test_a_wrong_argument_is_named_and_changes_nothing(
     # Where two of them do not fit together, either may be named.
     any_named = re.compile(rf"\b({'|'.join([*names, *[one.name for one in call.parameters]])})\b")
     failures = []
-    for value in [*VALUES, FOREIGN]:
+    bounds: set[str] = set()
+    for value in [*VALUES, 0, FOREIGN]:
         wrong = world.foreign if value is FOREIGN else value
         function, arguments = CALLS[call.name](world)
         if isinstance(wrong, KVCache) and isinstance(arguments[parameter.name], list):
@@ -197,6 +198,8 @@ def test_a_wrong_argument_is_named_and_changes_nothing(
             close(function(**{**arguments, parameter.name: wrong}))
         except (TypeError, ValueError, LogicError, OutOfPagesError, OSError) as error:
             message = str(error)
+            if is_int(wrong) and named.search(message):
+                bounds.update(re.findall(r"must be from (-?\d+ to \d+)", message))
             if is_wrong_type and not isinstance(error, TypeError) and value is not FOREIGN and not is_list(value):
                 failures.append(f"{what}: {type(error).__name__} rather than TypeError: {message}")
             if isinstance(error, (TypeError, ValueError, OSError)) and not (named if is_wrong_type else any_named).search(message):
@@ -217,4 +220,6 @@ def test_a_wrong_argument_is_named_and_changes_nothing(
             world.close()
             world = World()
     world.close()
+    if len(bounds) > 1:
+        failures.append(f"{parameter.name} has several bounds: {sorted(bounds)}")
     assert not failures, "\n".join(failures)
