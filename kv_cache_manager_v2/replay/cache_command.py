@@ -77,7 +77,7 @@ def run_cache_command(options: argparse.Namespace, answers: TextIO | None = None
 
 def _require_folder(path: str) -> None:
     if not os.path.isdir(path):
-        raise BadInputError(f"{path}: there is no such folder")
+        raise BadInputError(f"{path}: that is a file; give a folder" if os.path.exists(path) else f"{path}: there is no such folder")
 
 
 def _find(path: str) -> list[str]:

@@ -32,10 +32,13 @@ COMMANDS: Final = ("replay", "convert", "rerun", "plan", "inspect", "compare-pol
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The entry point of ``kvcm``; ``argv`` without the program's name. Returns the exit code."""
+    errors: object = sys.stderr
+    if errors is None:
+        # It was closed before the program began; the exit code says what there is to say.
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")
     output: object = sys.stdout
     if output is None:
-        # It was closed before the program began.
-        return EXIT_BAD_INPUT if sys.stderr is None else _say("there is no standard output")
+        return _say("there is no standard output")
     if isinstance(output, io.TextIOWrapper):
         # Names of files may have what its encoding does not.
         output.reconfigure(errors="backslashreplace")

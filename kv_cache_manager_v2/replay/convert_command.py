@@ -13,7 +13,7 @@ from typing import IO, Any, Final
 
 from .exit_codes import EXIT_BAD_INPUT, EXIT_OK
 from .log_option import add_log_options, make_log_options
-from .option_values import require_writable, to_positive
+from .option_values import require_apart, require_writable, to_positive
 from .read_progress import ReadProgress
 from .result_file import StreamedResult
 from .tokens import make_tokens
@@ -44,6 +44,7 @@ def run_convert_command(options: argparse.Namespace, parser: argparse.ArgumentPa
     """Returns the exit code; usage errors leave through ``parser.error``."""
     require_writable(parser, "OUT", options.target, options.source)
     require_writable(parser, "--json", options.json, options.source)
+    require_apart(parser, OUT=options.target, json=options.json)
     if options.json == "-" and options.target == "-":
         parser.error("OUT and --json are both the output; name a file for one of them")
     progress = ReadProgress(sys.stderr, options.quiet)

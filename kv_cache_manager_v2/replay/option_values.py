@@ -143,6 +143,19 @@ def require_writable(parser: argparse.ArgumentParser, option: str, path: str | N
         parser.error(f"{option} {path}: that is a folder; name a file")
 
 
+def require_apart(parser: argparse.ArgumentParser, **paths: str | None) -> None:
+    """Outputs of one name are a usage error: one would replace the other. By the options' names, ``_`` for ``-``; OUT stands for itself."""
+    known: list[tuple[str, str]] = []
+    for name, path in paths.items():
+        if path is None or path == "-":
+            continue
+        option = name if name.isupper() else "--" + name.replace("_", "-")
+        for other, other_path in known:
+            if os.path.realpath(path) == os.path.realpath(other_path) or _are_same(path, other_path):
+                parser.error(f"{other} {other_path} and {option} {path} are one file; name another one for one of them")
+        known.append((option, path))
+
+
 def _are_same(path: str, other: str) -> bool:
     """Whether both names are of one regular file."""
     try:

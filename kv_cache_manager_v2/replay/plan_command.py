@@ -25,7 +25,7 @@ from ..models.config_file import YAML_ENDINGS, config_text
 from .bad_input import BadInputError
 from .exit_codes import EXIT_OK
 from .model_option import DEFAULT_TOKENS_PER_BLOCK, MODEL_HELP, add_model_options, config_of, find_model, tokens_per_block_of
-from .option_values import require_file, require_writable, to_count, to_positive, to_size, to_tokens
+from .option_values import require_apart, require_file, require_writable, to_count, to_positive, to_size, to_tokens
 from .result_file import write_result
 from .served_model import ServedModel
 
@@ -87,6 +87,7 @@ def run_plan_command(options: argparse.Namespace, parser: argparse.ArgumentParse
         parser.error("give --gpu-memory BYTES, as in --gpu-memory 40g")
     # A configuration may be saved over the one that it was made of; a config.json is another engine's.
     require_file(parser, "--save", options.save, *(inputs if config_of(model) is None else ()))
+    require_apart(parser, json=options.json, save=options.save)
     sequence = KVCacheDesc(length, history)
     batch = None if options.batch is None else BatchDesc([sequence] * options.batch, prompt)
     try:

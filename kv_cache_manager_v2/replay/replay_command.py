@@ -19,6 +19,7 @@ from .log_option import add_log_options, given_log_option, make_log_options
 from .model_option import DEFAULT_TOKENS_PER_BLOCK, add_model_options, config_of, find_model, tokens_per_block_of
 from .option_values import (
     require_file,
+    require_apart,
     require_writable,
     to_beams,
     to_drafts,
@@ -204,6 +205,7 @@ def run_replay_command(options: argparse.Namespace, parser: argparse.ArgumentPar
         parser.error("--report-sizes is about the page of plots; name one with --report FILE")
     require_writable(parser, "--json", options.json, options.trace)
     require_file(parser, "--report", options.report, options.trace)
+    require_apart(parser, json=options.json, report=options.report)
     log_option = given_log_option(options)
     if log_option is not None and options.trace is None:
         parser.error(f"{log_option} is about a TRACE, and none is given")

@@ -243,7 +243,7 @@ def test_copies_under_another_name_keep_their_scopes(tmp_path: Path, capsys: pyt
 
 def test_paths_that_are_none_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
-    for path, reason in ((tmp_path / "nowhere", "no such folder"), (tmp_path / "file", "no such folder"), (tmp_path, "no kvcm-")):
+    for path, reason in ((tmp_path / "nowhere", "no such folder"), (tmp_path / "file", "that is a file; give a folder"), (tmp_path, "no kvcm-")):
         assert main(["cache", "ls", str(path)]) == 3
         error = capsys.readouterr().err
         assert reason in error and error.count("\n") == 1

@@ -34,6 +34,9 @@ GOOD_LINE = '{"timestamp": 0, "input_length": 600, "output_length": 3, "hash_ids
         ([*SMALL, "--write-policy", "through"], "--tiers gpu="),
         ([*SMALL, "--tiers", "gpu=8GiB", "--write-policy", "back"], "--tiers gpu="),
         ([*SMALL, "--skip-bad"], "--skip-bad"),
+        (["plan", "--gpu-memory", "40g", "--save", "one", "--json", "./one"], "--json ./one and --save one are one file"),
+        ([*SMALL, "--report", "one.html", "--json", "one.html"], "--json one.html and --report one.html are one file"),
+        (["convert", "in.jsonl", "one", "--json", "one"], "OUT one and --json one are one file"),
         ([*SMALL, "--trace-block", "16"], "and none is given"),
         (["compare-policies", "--workload", "chat", "--trace-block", "16"], "and none is given"),
         (["compare-policies", "--workload", "chat", "--skip-bad"], "and none is given"),
@@ -124,6 +127,22 @@ def test_a_file_that_may_not_be_written_is_named_alone(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="File name too long") as refused:
         write_result(str(path), "text")
     assert refused.value.filename == str(path) and ";" not in str(refused.value.strerror)
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "is_written"),
+    [
+        (["convert", "{log}", "-"], 0, True), (["compare-policies", "{log}", "--blocks", "4"], 0, True), (["nosuch"], 3, False),
+        (["cache", "ls", "/no/such/folder"], 3, False),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else None,
+)  # fmt: skip
+def test_a_closed_error_stream_costs_its_lines_only(command: list[str], code: int, is_written: bool, tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text(GOOD_LINE)
+    words = [sys.executable, "-P", "-m", "kv_cache_manager_v2.replay", *[word.format(log=log) for word in command]]
+    done = subprocess.run(["sh", "-c", 'exec "$@" 2>&-', "sh", *words], stdout=subprocess.PIPE, check=False)
+    assert (done.returncode, len(done.stdout) > 0) == (code, is_written)
 
 
 def test_an_empty_journal_is_said_to_be_empty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
