@@ -1062,9 +1062,9 @@ class KVCacheManager(Handle):
     def check_invariants(self) -> None:
         """Evaluate all invariants from scratch; `CorruptedError` with the first that does not hold, or with the reason why the
         manager is broken already. Slow."""
-        self._require_open()
-        self._shared.guard.require_sound()
-        check_invariants(self._shared, self._open_sequences.states())
+        with self._shared.guard:
+            self._require_open()
+            check_invariants(self._shared, self._open_sequences.states())
 
     def describe(self) -> dict[str, Any]:
         """State dump, plain and JSON-able."""
