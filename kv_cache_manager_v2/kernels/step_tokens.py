@@ -1,5 +1,6 @@
 """The tokens of a batch's step, one for each row, packed; from a list, or any array of one dimension."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,17 @@ def pack_step_tokens(tokens: object, num_rows: i64) -> bytes:
     """
     if tokens is None:
         return b""
-    packed = _pack_list(tokens) if isinstance(tokens, (list, tuple)) else _pack_array(tokens)
+    packed = _pack_list(tokens) if _is_list(tokens) else _pack_array(tokens)
     if len(packed) // TOKEN_BYTES != num_rows:
         raise ValueError(f"step: tokens has {len(packed) // TOKEN_BYTES} ids for {num_rows} members; give -1 where there is none")
     return packed
+
+
+def _is_list(tokens: object) -> bool:
+    """Whether it is a sequence of ints that is no array of them."""
+    if isinstance(tokens, (list, tuple)):
+        return True
+    return isinstance(tokens, Sequence) and not (isinstance(tokens, str) or is_bytes(tokens) or _has_buffer(tokens))
 
 
 def _pack_list(tokens: object) -> bytes:

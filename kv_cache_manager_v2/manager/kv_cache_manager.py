@@ -1051,7 +1051,7 @@ class KVCacheManager(Handle):
 
         Ranks that were given the same calls have the same digest, compiled or interpreted and on any device.
         """
-        self._shared.guard.require_own_process()
+        self._shared.guard.require_idle()
         return self._shared.storage.digest.to_bytes()
 
     def flush_journal(self) -> None:

@@ -43,7 +43,8 @@ def add_cache_options(parser: argparse.ArgumentParser) -> None:
     )
     _add_folder(removal)
     removal.add_argument(
-        "--salt", action="append", default=[], metavar="SALT", help="only reuse scopes with that salt; may be given several times"
+        "--salt", action="append", default=[], metavar="SALT",
+        help="only reuse scopes with that salt, an int or a text that is written so; may be given several times",
     )
     removal.add_argument("--incomplete", action="store_true", help="also a level of which parts are not found; these stay where they are")
     removal.add_argument("--yes", action="store_true", help="remove without a question")
@@ -358,6 +359,11 @@ def _remove_scopes(folders: list[str], options: argparse.Namespace, answers: Tex
         which = "scope there" if is_done else "scope of the folders that can be read"
         _refuse(f"{options.folder}: no {which} has the salt {named}; see kvcm cache ls")
         return False
+    known = {str(salt) for _contents, found in chosen for salt in found}
+    for salt in salts:
+        if salt not in known:
+            _refuse(f"{options.folder}: no scope has the salt {salt!r}")
+            is_done = False
     if _is_agreed(questions, options.yes, answers):
         for contents, found in chosen:
             is_done = _try_remove(contents.path, more_paths, contents, found) and is_done

@@ -37,7 +37,7 @@ POLICY_NAMES: Final = tuple([policy.value for policy in EvictionPolicy])
 
 
 def add_compare_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("traces", nargs="*", metavar="TRACE", help="traces in the Mooncake format (JSON lines)")
+    parser.add_argument("traces", nargs="*", metavar="TRACE", help="traces in the Mooncake format, or other logs that kvcm replay reads")
     parser.add_argument(
         "--workload", action="append", choices=WORKLOAD_NAMES, default=[], help="made workloads; may be given several times"
     )

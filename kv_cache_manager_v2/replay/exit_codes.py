@@ -16,7 +16,7 @@ _WRONG: Final = {
     "replay": "a wrong byte, a broken invariant, no request served, or a --kill-at that costs too many hits",
     "rerun": "a call that went another way, or a broken invariant",
     "plan": "the batch does not fit",
-    "cache": "a damaged page (verify)",
+    "cache": "a damaged page (verify alone)",
 }
 """What 1 means; commands without an entry never end with it."""
 

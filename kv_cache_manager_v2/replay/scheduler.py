@@ -6,10 +6,9 @@ requests, the engine computes, the tokens are committed, finished requests are c
 
 The oldest request has priority. If a call is refused for it, the youngest running request is suspended; a suspended one
 whose pages cannot be offloaded is closed and restarts later, matching what it had published (never while `FinishGuard` knows an order in
-which all can finish: it says which are admitted and which grow); a request that is itself
-the youngest waits, suspended; and one that is refused while no other is open is rejected. So the oldest request always
-advances or is rejected, and every replay ends. After any refusal no request is admitted or resumed until another one has finished
-or been suspended for other reasons.
+which all can finish: it says which are admitted and which grow); a request that is itself the youngest waits, suspended; and one that is
+refused while no other is open is rejected. So the oldest request always advances or is rejected, and every replay ends. After any refusal
+no request is admitted or resumed until another one has finished or been suspended for other reasons.
 
 With a `ServiceClock` requests come at their times and steps take time, both simulated. Nothing here reads a clock: the same requests on
 the same configuration are served in the same order.
@@ -393,8 +392,7 @@ class Scheduler:
                 self.tally.num_refused_calls += 1
                 resized = self._batch[:begin]
                 self._preempt_for(self._batch[begin])
-                # The one that can finish first is resized first, and need not be the oldest: some of these may have left.
-                begin = len([served for served in resized if served in self._batch])
+                begin = len([served for served in resized if served in self._batch])  # the batch is not always in order of age
 
     def _calls_of(self, served: ServedRequest) -> TimedCalls:
         """The timed calls of the manager that has the request's sequence."""

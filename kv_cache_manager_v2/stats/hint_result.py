@@ -9,7 +9,8 @@ from ..base.value import Value
 class HintResult(Value):
     """Token counts of the named prefix: ``num_accepted + num_clipped + num_missing`` is its length.
 
-    ``num_clipped``: the pin budget, or the slots of the level, did not suffice. ``num_missing``: not in the cache.
+    ``num_clipped``: the pin budget, or the slots of the level, did not suffice. ``num_missing``: not in the cache as
+    whole blocks; tokens of a last block that is not whole count if the prefix ends where that block does.
     """
 
     num_accepted: int

@@ -3,6 +3,7 @@ leaves tables as a new `BatchPageTable` would have them; members without room ar
 
 import random
 from array import array
+from collections import UserList, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -277,6 +278,22 @@ def test_a_fork_beside_a_member_of_as_many_tokens_and_fewer_blocks() -> None:
         manager.check_invariants()
         for kv_cache in (full, parent, child):
             kv_cache.close()
+
+
+@pytest.mark.parametrize("make", [list, tuple, deque, UserList, lambda ids: range(ids[0], ids[0] + 2), lambda ids: array("q", ids)])
+def test_any_sequence_of_ints_has_tokens(make: Callable[[list[int]], Any]) -> None:
+    with manager_of() as manager:
+        batch = DecodeBatch(manager, 2, 8)
+        members = [manager.create_kv_cache() for _ in range(2)]
+        for kv_cache in members:
+            assert kv_cache.resume()
+            batch.join(kv_cache)
+        batch.step()
+        batch.step(make([7, 8]))
+        assert [kv_cache.num_committed_tokens for kv_cache in members] == [1, 1]
+        for kv_cache, token in zip(members, [7, 8], strict=True):
+            kv_cache.close()
+            assert manager.probe_reuse(None, [token]) == 1
 
 
 def test_a_batch_without_members_does_nothing() -> None:

@@ -137,7 +137,9 @@ def test_it_finds_each_damaged_page(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_it_removes_scopes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fill(tmp_path)
-    assert main(["cache", "rm", str(tmp_path), "--salt", "one", "--salt", "2", "--yes"]) == 0
+    assert main(["cache", "rm", str(tmp_path), "--salt", "one", "--salt", "three", "--yes"]) == 3
+    assert "no scope has the salt 'three'" in capsys.readouterr().err
+    assert main(["cache", "rm", str(tmp_path), "--salt", "2", "--yes"]) == 0
     assert found_by(tmp_path) == [len(TEXT), 0, 0]
     assert main(["cache", "rm", str(tmp_path), "--salt", "one", "--yes"]) == 3
     assert "no scope there has the salt 'one'" in capsys.readouterr().err
@@ -243,7 +245,7 @@ def test_copies_under_another_name_keep_their_scopes(tmp_path: Path, capsys: pyt
 
 def test_paths_that_are_none_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
-    for path, reason in ((tmp_path / "nowhere", "no such folder"), (tmp_path / "file", "that is a file; give a folder"), (tmp_path, "no kvcm-")):
+    for path, reason in ((tmp_path / "nowhere", "no such folder"), (tmp_path / "file", "that is a file"), (tmp_path, "no kvcm-")):
         assert main(["cache", "ls", str(path)]) == 3
         error = capsys.readouterr().err
         assert reason in error and error.count("\n") == 1
