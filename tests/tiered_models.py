@@ -6,6 +6,8 @@ from typing import Any
 from small_models import BYTES_PER_TOKEN, attention_layers
 
 from kv_cache_manager_v2 import (
+    AttentionLayerConfig,
+    BufferConfig,
     Device,
     DiskCacheTierConfig,
     EvictionPolicy,
@@ -15,6 +17,7 @@ from kv_cache_manager_v2 import (
     KVCacheEventManager,
     KVCacheManager,
     KVCacheManagerConfig,
+    LayerId,
 )
 from kv_cache_manager_v2.testing import FakeEngine, Step
 
@@ -26,10 +29,19 @@ def tiered_config(
     lower: Sequence[tuple[str, int]],
     folder: str = "/tmp",
     windows: Sequence[int | None] = (None,),
+    num_pool_groups: int = 1,
     **settings: Any,
 ) -> KVCacheManagerConfig:
-    """One pool group; ``lower``: ("host" or "disk", slots) for each level below the GPU."""
+    """``lower``: ("host" or "disk", slots) for each level below the GPU. All layers are in one pool group; or each of so many layers in one
+    of its own, with that many slots on each level: the second one's pages are twice as large, and its window is longer than all texts."""
     slot_bytes = 2 * BYTES_PER_TOKEN * TOKENS_PER_BLOCK
+    layers = attention_layers(windows, TOKENS_PER_BLOCK)
+    if num_pool_groups == 2:
+        assert tuple(windows) == (None,)
+        size = 2 * BYTES_PER_TOKEN * TOKENS_PER_BLOCK
+        layers.append(AttentionLayerConfig(LayerId(1), [BufferConfig("key", size), BufferConfig("value", size)], 1000))
+        settings["initial_pool_ratio"] = [1 / 3, 2 / 3]
+        slot_bytes *= 3
     tiers: list[Any] = [GpuCacheTierConfig(gpu_slots * slot_bytes, EvictionPolicy.LRU)]
     for kind, num_slots in lower:
         num_bytes = num_slots * slot_bytes
@@ -40,7 +52,7 @@ def tiered_config(
     return KVCacheManagerConfig(
         tokens_per_block=TOKENS_PER_BLOCK,
         cache_tiers=tiers,
-        layers=attention_layers(windows, TOKENS_PER_BLOCK),
+        layers=layers,
         max_util_for_resume=1.0,
         **settings,
     )

@@ -26,8 +26,9 @@ class Situation:
     """Three levels. Published pages of ``first`` with copies below them, private ones of ``second``, both suspended; ``active`` decodes on
     a stream of its own in what is left of level 0, and has to have one of theirs for each further block."""
 
-    def __init__(self, write_policy: str, seed: int) -> None:
-        config = tiered_config(12, [("host", 10), ("disk", 24)], write_policy=write_policy)
+    def __init__(self, write_policy: str, seed: int, num_pool_groups: int) -> None:
+        config = tiered_config(12, [("host", 10), ("disk", 24)], num_pool_groups=num_pool_groups, write_policy=write_policy)
+        self.bytes_per_slot = SLOT_BYTES * (1 if num_pool_groups == 1 else 3)
         self.device = SimulatedDevice(seed, granularity_bytes=SLOT_BYTES)
         self.bench = Bench(config, self.device)
         streams = [self.device.create_stream() for _ in range(3)]
@@ -51,11 +52,11 @@ class Situation:
 
     def shrink_top(self) -> bool:
         """To 9 slots: 3 pages are offloaded, and those of ``active`` behind the end move in front of it."""
-        return self.bench.manager.resize(0, 9 * SLOT_BYTES)
+        return self.bench.manager.resize(0, 9 * self.bytes_per_slot)
 
     def shrink_host(self) -> bool:
         """First all pages that can are offloaded to it; then 4 slots, so that others are offloaded to the disk."""
-        return self.active.resize(10 * TOKENS_PER_BLOCK) and self.bench.manager.resize(1, 4 * SLOT_BYTES)
+        return self.active.resize(10 * TOKENS_PER_BLOCK) and self.bench.manager.resize(1, 4 * self.bytes_per_slot)
 
     def come_back(self) -> bool:
         """``second`` is onboarded again, and ``first`` is offloaded for it."""
@@ -110,10 +111,10 @@ def plan_refusals(device: SimulatedDevice, kinds: Sequence[str], nth: int, num_r
             device.faults.fail(kind, 1 + further if kind == "synchronize" else nth + further, Refused("not now"))
 
 
-def refuse(kinds: Sequence[str], nth: int, num_refused: int, call: str, write_policy: str) -> str:
+def refuse(kinds: Sequence[str], nth: int, num_refused: int, call: str, write_policy: str, num_pool_groups: int) -> str:
     """The outcome of the call whose ``nth`` event or wait was refused, and some after it: "passed", "refused", "broken"; or "done" if
     it makes fewer than that."""
-    situation = Situation(write_policy, nth)
+    situation = Situation(write_policy, nth, num_pool_groups)
     device = situation.device
     plan_refusals(device, kinds, nth, num_refused)
     answer = False
@@ -142,11 +143,11 @@ def refuse(kinds: Sequence[str], nth: int, num_refused: int, call: str, write_po
     return outcome
 
 
-def refuse_in_turn(kinds: Sequence[str], num_refused: int, call: str, write_policy: str) -> list[str]:
+def refuse_in_turn(kinds: Sequence[str], num_refused: int, call: str, write_policy: str, num_pool_groups: int = 1) -> list[str]:
     outcomes: list[str] = []
     while outcomes[-1:] != ["done"]:
         assert len(outcomes) < MAX_CALLS
-        outcomes.append(refuse(kinds, len(outcomes) + 1, num_refused, call, write_policy))
+        outcomes.append(refuse(kinds, len(outcomes) + 1, num_refused, call, write_policy, num_pool_groups))
     assert len(outcomes) > 1
     return outcomes
 
@@ -181,8 +182,9 @@ def outcome_without_host_wait(bench: Bench, nth: int, call: Callable[[], object]
 @pytest.mark.parametrize("write_policy", ["back", "through"])
 @pytest.mark.parametrize("call", ["grow", "shrink_top", "shrink_host", "come_back"])
 @pytest.mark.parametrize("kind", ["wait", "record"])
-def test_every_event_and_every_wait_is_refused_in_turn(kind: str, call: str, write_policy: str) -> None:
-    outcomes = refuse_in_turn([kind], 1, call, write_policy)
+@pytest.mark.parametrize("num_pool_groups", [1, 2])
+def test_every_event_and_every_wait_is_refused_in_turn(num_pool_groups: int, kind: str, call: str, write_policy: str) -> None:
+    outcomes = refuse_in_turn([kind], 1, call, write_policy, num_pool_groups)
     # Refused where it is asked whether the stream of a resume is one: nothing has changed then.
     assert "broken" not in outcomes and "passed" in outcomes
 
@@ -190,9 +192,10 @@ def test_every_event_and_every_wait_is_refused_in_turn(kind: str, call: str, wri
 @pytest.mark.parametrize("write_policy", ["back", "through"])
 @pytest.mark.parametrize("call", ["grow", "come_back"])
 @pytest.mark.parametrize("kind", ["wait", "record"])
-def test_nor_may_the_host_wait(kind: str, call: str, write_policy: str) -> None:
+@pytest.mark.parametrize("num_pool_groups", [1, 2])
+def test_nor_may_the_host_wait(num_pool_groups: int, kind: str, call: str, write_policy: str) -> None:
     """Room is made before anything else changes; what is left half done comes later, if at all."""
-    outcomes = refuse_in_turn([kind, "synchronize"], 1, call, write_policy)
+    outcomes = refuse_in_turn([kind, "synchronize"], 1, call, write_policy, num_pool_groups)
     assert outcomes[0] in ("refused", "broken")
 
 
@@ -209,13 +212,14 @@ def test_a_device_that_refuses_everything_from_there_on(call: str, write_policy:
 
 @pytest.mark.parametrize("num_refused", [1, 50])
 @pytest.mark.parametrize("kinds", [["wait"], ["record"], ["wait", "record", "copy"], ["wait", "record", "copy", "synchronize"]])
-def test_pages_that_change_places(kinds: list[str], num_refused: int) -> None:
-    """4 + 4 slots and 8 held pages: each one onboarded swaps places with one offloaded."""
+@pytest.mark.parametrize("num_pool_groups", [1, 2])
+def test_pages_that_change_places(num_pool_groups: int, kinds: list[str], num_refused: int) -> None:
+    """4 + 4 slots and 8 held pages, in each pool group: each one onboarded swaps places with one offloaded."""
     outcomes: list[str] = []
     while outcomes[-1:] != ["done"]:
         nth = len(outcomes) + 1
         device = SimulatedDevice(nth)
-        bench = Bench(tiered_config(4, [("host", 4)]), device)
+        bench = Bench(tiered_config(4, [("host", 4)], num_pool_groups=num_pool_groups), device)
         first, second = [bench.suspended(number, 4 * TOKENS_PER_BLOCK, commit=True) for number in (1, 2)]
         plan_refusals(device, kinds, nth, num_refused)
         outcomes.append("passed")
