@@ -4,6 +4,7 @@ import gc
 from typing import Any
 
 import pytest
+from hybrid_models import hybrid_config
 from small_models import config_of, free_slots, manager_of, run_prompt
 
 from kv_cache_manager_v2 import HostDevice, KVCacheManager, LogicError
@@ -54,6 +55,18 @@ def test_dropping_the_long_one_first_leaves_the_short_one() -> None:
         manager.check_invariants()
         manager.clear_reusable_blocks()
         assert free_slots(manager) == 64
+
+
+def test_a_snapshot_inside_another_planned_text_goes() -> None:
+    """Each text ends with a snapshot of its state. The long one needs the full page of the short one's block, and not its snapshot."""
+    with KVCacheManager(hybrid_config(tokens_per_block=8), device=HostDevice()) as manager:
+        short, long = planned(manager, SHORT), planned(manager, LONG)
+        assert (manager.probe_reuse(input_tokens=SHORT), manager.probe_reuse(input_tokens=LONG)) == (8, 24)
+        assert short.drop() == 1
+        manager.check_invariants()
+        assert (manager.probe_reuse(input_tokens=SHORT), manager.probe_reuse(input_tokens=LONG)) == (0, 24)
+        assert long.drop() > 0
+        assert manager.probe_reuse(input_tokens=LONG) == 0
 
 
 def test_a_planned_end_may_be_evicted_with_others_in_one_go() -> None:
