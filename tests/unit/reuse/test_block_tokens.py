@@ -171,3 +171,37 @@ def test_texts_go_with_what_was_retained_for_a_while() -> None:
         num_text_bytes, num_key_bytes = count_text_bytes(manager)
         # All of it is needed: 2 blocks of each prompt, and the 72 that have driven the others out.
         assert num_text_bytes == num_key_bytes == (12 * 2 + 72) * BLOCK_BYTES
+
+
+def list_published(manager: KVCacheManager) -> list[Block]:
+    tree = manager._shared.tree
+    found: list[Block] = []
+    pending = [root for scope in tree.scopes() if (root := tree.find_root(scope)) is not None]
+    while pending:
+        children = list(tree.children_of(pending.pop()))
+        found.extend(children)
+        pending.extend(children)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_is_kept_of_a_text_is_at_most_twice_what_is_needed(seed: int) -> None:
+    """However its blocks leave: one by one as slots run short, as the end of a plan, or many at a time."""
+    choices = Random(seed)
+    with manager_of([None, 8], num_slots=60) as manager:
+        for _ in range(150):
+            text = [choices.randrange(2) for _ in range(choices.randrange(1, 70))]
+            with run_prompt(manager, text) as kv_cache:
+                kv_cache.stop_committing()
+                plan = kv_cache.plan_committed_block_drop() if choices.random() < 0.4 else None
+            if plan is not None:
+                plan.drop()
+            needed: dict[int, int] = {}
+            texts: dict[int, bytes] = {}
+            for block in list_published(manager):
+                texts[id(block.tokens)] = block.tokens
+                end = min(int(block.tokens_begin) + BLOCK_BYTES, len(block.tokens))
+                needed[id(block.tokens)] = max(needed.get(id(block.tokens), 0), end)
+            for number, tokens in texts.items():
+                assert 2 * needed[number] > len(tokens)
+        manager.check_invariants()
