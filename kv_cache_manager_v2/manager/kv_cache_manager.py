@@ -1062,9 +1062,11 @@ class KVCacheManager(Handle):
     def check_invariants(self) -> None:
         """Evaluate all invariants from scratch; `CorruptedError` with the first that does not hold, or with the reason why the
         manager is broken already. Slow."""
-        with self._shared.guard:
-            self._require_open()
-            check_invariants(self._shared, self._open_sequences.states())
+        self._require_open()
+        # Not as a call of its own, whose end may wait for a disk.
+        self._shared.guard.require_idle()
+        self._shared.guard.require_sound()
+        check_invariants(self._shared, self._open_sequences.states())
 
     def describe(self) -> dict[str, Any]:
         """State dump, plain and JSON-able."""

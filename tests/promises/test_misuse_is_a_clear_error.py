@@ -373,7 +373,7 @@ ANSWERED_IN_A_CALLBACK = set(
         "KVCacheManager.get_page_stride KVCacheManager.get_page_index_scale KVCacheManager.get_page_index_upper_bound "
         "KVCacheManager.get_page_index_converter KVCacheManager.supports_index_mode KVCacheManager.get_mem_pool_base_address "
         "KVCacheManager.get_aggregated_pages KVCacheManager.clamp_max_seq_len_for_mem KVCacheManager.get_statistics "
-        "KVCacheManager.get_storage_statistics KVCacheManager.state_digest KVCacheManager.check_invariants "
+        "KVCacheManager.get_storage_statistics "
         "KVCache.get_base_page_indices KVCache.get_aggregated_page_indices KVCache.get_scratch_desc KVCache.supports_index_mode "
         "TransferLease.get_page_indices CommittedBlockDrop.drop_when_forgotten PoolView.release "
         "BatchPageTable BatchPageTable.row_of DecodeBatch KVCacheEventManager.get_latest_events "
