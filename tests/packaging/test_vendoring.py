@@ -32,6 +32,7 @@ def test_the_core_runs_where_the_workbench_was_never_copied(tmp_path: Path) -> N
 @builds_from_sources
 @needs_compiler
 @pytest.mark.slow
+@pytest.mark.builds
 def test_a_vendored_core_compiles_alone_under_its_own_name(tmp_path: Path) -> None:
     copy_folder(ROOT / "kv_cache_manager_v2", tmp_path / "engine" / "runtime" / "kv_cache_manager_v2")
     installed = copy_rawref(tmp_path / "installed")

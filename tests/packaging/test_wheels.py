@@ -97,6 +97,7 @@ def check_types(programs: Path, folder: Path) -> None:
 @builds_from_sources
 @needs_compiler
 @pytest.mark.slow
+@pytest.mark.builds
 def test_from_a_clean_clone_to_both_installations(tmp_path: Path) -> None:
     clone = tmp_path / "clone"
     copy_project(clone)

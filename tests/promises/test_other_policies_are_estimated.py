@@ -55,6 +55,7 @@ def measure(policy, size, num_open):
     return _MEASURED[case]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_open", [0, 2])
 @pytest.mark.parametrize("present", [EvictionPolicy.LRU, EvictionPolicy.LEARNED])
 def test_the_curve_of_a_policy_is_what_a_manager_with_it_has(present, num_open):
