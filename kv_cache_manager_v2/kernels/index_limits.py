@@ -44,28 +44,30 @@ class IndexLimits:
     _allocators: Final[list[SlotAllocator]]
     _pool_groups: Final[tuple[int, ...]]
     """By layer group."""
-    _limits: Final[dict[int, _GroupLimit]]
+    _limits: Final[list[_GroupLimit]]
 
     def __init__(self, manager: KVCacheManager) -> None:
         storage = manager._shared_for_batch().storage
         self._allocators = storage.allocators
         self._pool_groups = storage.layout.pool_group_indices
-        self._limits = {}
+        self._limits = []
 
     def require(self, rule: PageRule) -> None:
         """`ValueError` if int32 does not hold the rule's page indices now."""
         self._limit_of(rule).require()
 
     def add(self, rule: PageRule) -> None:
-        pool_group = self._pool_groups[int(rule.layer_group)]
         limit = self._limit_of(rule)
-        known = self._limits.get(pool_group)
-        if known is None or limit.most_slots < known.most_slots:
-            self._limits[pool_group] = limit
+        for position, known in enumerate(self._limits):
+            if known.allocator is limit.allocator:
+                if limit.most_slots < known.most_slots:
+                    self._limits[position] = limit
+                return
+        self._limits.append(limit)
 
     def require_all(self) -> None:
         """`ValueError` if a pool group has grown past what int32 holds."""
-        for limit in self._limits.values():
+        for limit in self._limits:
             limit.require()
 
     def _limit_of(self, rule: PageRule) -> _GroupLimit:
