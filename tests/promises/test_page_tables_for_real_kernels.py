@@ -341,7 +341,10 @@ def test_page_indices_that_int32_does_not_hold_are_refused():
                 batch = DecodeBatch(manager, 2, 8)
                 table = batch.table if is_batch else BatchPageTable(manager, 2, 8)
                 step = batch.step if is_batch else table.update
+                # The least of all outputs' limits counts, in whatever order they were added.
+                table.add_block_table(StridedPages(0))
                 offsets = table.add_offset_table()
+                table.add_block_table(StridedPages(0))
                 table.add(kv_cache)
                 step()
 
