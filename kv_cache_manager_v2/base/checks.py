@@ -100,7 +100,7 @@ def to_count(value: object, name: str) -> i64:
     return number
 
 
-def to_int_within(value: object, name: str, least: i64, most: i64, reason: str = "") -> i64:
+def to_int_within(value: object, name: str, least: int, most: int, reason: str = "") -> i64:
     """``value`` as an int from ``least`` to ``most``; ``reason``: for the message, with what stands before it."""
     number = to_int(value, name)
     if number < least or number > most:

@@ -154,7 +154,8 @@ def test_all_of_a_step_get_their_slots_where_the_first_to_finish_is_young(model:
     report = tmp_path / "report.json"
     arguments = ["--model", model, "--shrink", "max", "--tiers", f"{sizes},disk=512KiB:{tmp_path}", "--preempt", "0.3", "--limit", "600"]
     assert main(["replay", *arguments, "--quiet", "--json", str(report)]) == 0
-    assert json.loads(report.read_text())["requests"] == 600
+    values = json.loads(report.read_text())
+    assert values["requests"] + values["requests_refused"] == 600 and values["requests"] > 500
 
 
 def test_hits_of_restored_pages_are_not_within_the_possible(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
