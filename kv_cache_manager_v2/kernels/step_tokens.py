@@ -27,6 +27,8 @@ def _is_list(tokens: object) -> bool:
     """Whether it is a sequence of ints that is no array of them."""
     if isinstance(tokens, (list, tuple)):
         return True
+    if isinstance(tokens, np.ndarray):
+        return False  # what engines give: asked before an abstract class, which takes ten times as long
     return isinstance(tokens, Sequence) and not (isinstance(tokens, str) or is_bytes(tokens) or _has_buffer(tokens))
 
 
