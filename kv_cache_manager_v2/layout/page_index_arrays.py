@@ -18,7 +18,6 @@ Int32s: TypeAlias = npt.NDArray[np.int32]
 Integers: TypeAlias = npt.NDArray[np.integer[Any]]
 
 
-
 def to_base_array(base_indices: object, num_dimensions: int) -> Integers:
     """The indices as an array of ints; no copy where they are one already."""
     try:

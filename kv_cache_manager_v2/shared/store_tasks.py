@@ -7,13 +7,13 @@ from ..base.ids import TokenIdExt
 from ..base.package_log import PackageLog
 from ..reuse.reuse_scope import ReuseScope
 from .block_names import BlockName, NameChain, name_blocks, name_root
+from .guarded_store import GuardedConnection
 from .hash_ring import HashRing
 from .known_pages import KnownPages
 from .line_limit import LineLimit
 from .page_needs import PageNeeds
 from .page_record import RecordLayout, digest_of_key
 from .shared_statistics import SharedCounters
-from .guarded_store import GuardedConnection
 from .shared_store import MISSING
 from .staging_slots import StagingSlots
 from .store_workers import EndpointCalls, Task

@@ -9,8 +9,8 @@ from ..base.value import Value
 class HintResult(Value):
     """Token counts of the named prefix: ``num_accepted + num_clipped + num_missing`` is its length.
 
-    ``num_clipped``: the pin budget, or the slots of the level, did not suffice. ``num_missing``: not in the cache as
-    whole blocks; tokens of a last block that is not whole count if the prefix ends where that block does.
+    ``num_clipped``: the pin budget, or the slots of the level, did not suffice. ``num_missing``: in no cached
+    block of the prefix. Those are whole blocks, and a shorter last one if it ends where the prefix does.
     """
 
     num_accepted: int
