@@ -102,6 +102,10 @@ check: interpreted ## Types (mypy --strict, tests included), who imports whom, a
 	$(VENV_PYTHON) -P -m mypy
 	$(INTERPRETED) $(VENV_PYTHON) -P -m pytest tests/tidy -q
 
+.PHONY: budget
+budget: setup ## Lower the budgets of code lines, tests/tidy/code_budget.toml, to what the rooms of the package have now.
+	$(VENV_PYTHON) -P tests/tidy/code_budget.py
+
 .PHONY: bench bench-compare
 bench: compiled interpreted ## Measure all workloads on both builds: build/bench.json and a table (BENCH="--only decode --runs 9").
 	$(VENV_PYTHON) -P benchmarks/bench.py --compiled $(CURDIR)/build/compiled --interpreted $(CURDIR)/build/interpreted:$(CURDIR) \
