@@ -74,13 +74,9 @@ class CopyArrays:
         old_capacity = self._capacity
         capacity = 2 * old_capacity
         words = vec[i64]([0] * int(3 * capacity))
-        array: i64 = 0
-        while array < 3:
-            index: i64 = 0
-            while index < old_capacity:
+        for array in range(3):
+            for index in range(old_capacity):
                 words[array * capacity + index] = old_words[array * old_capacity + index]
-                index += 1
-            array += 1
         self._words = words
         self._capacity = capacity
         self._address = word_array_address(words)

@@ -43,9 +43,8 @@ class CopyRuns:
         dst_last = run_dst
         src_beg = run_src
         src_last = run_src
-        index: i64 = 1
         count = batch.count
-        while index < count:
+        for index in range(1, count):
             dst = batch_dst[index]
             src = batch_src[index]
             if dst < dst_beg:
@@ -65,7 +64,6 @@ class CopyRuns:
                 run_dst = dst
                 run_src = src
                 run_bytes = num_bytes
-            index += 1
         dsts = append(dsts, run_dst)
         srcs = append(srcs, run_src)
         sizes = append(sizes, run_bytes)

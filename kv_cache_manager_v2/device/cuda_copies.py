@@ -75,8 +75,7 @@ class CudaCopies:
         dst_end: i64 = 0
         src_beg: i64 = 0
         src_end: i64 = 0
-        index: i64 = 0
-        while index < count:
+        for index in range(count):
             dst = dsts[index]
             src = srcs[index]
             left = sizes[index]
@@ -94,7 +93,6 @@ class CudaCopies:
                 dst += num_bytes
                 src += num_bytes
                 left -= num_bytes
-            index += 1
 
     def _enqueue_pieces(self, stream: int) -> None:
         arrays = self._arrays
@@ -107,8 +105,7 @@ class CudaCopies:
                 raise self._driver.make_error_of_number("cuMemcpyBatchAsync", number)
             _logger.inform("the CUDA driver has no batch copies; they are enqueued one by one")
             self._batch_copy = None
-        index: i64 = 0
-        while index < arrays.count:
+        for index in range(arrays.count):
             try:
                 self._driver.call(
                     "cuMemcpyAsync", int(arrays.dst(index)), int(arrays.src(index)), int(arrays.num_bytes(index)), stream
@@ -117,7 +114,6 @@ class CudaCopies:
                 if index == 0:
                     raise
                 raise PartlyCopiedError(f"of {arrays.count} copies {index} were enqueued, then {error}") from error
-            index += 1
 
     def _piece_around(self, tier: CacheTier, address: i64) -> tuple[i64, i64]:
         if tier == CacheTier.GPU_MEM:

@@ -175,8 +175,7 @@ class DiskJob:
         errors: list[StorageIOError] = []
         if self._runs is not None and not self._sources and not self._targets:
             move_runs(self._runs)
-        position = self._task_ends[index - 1] if index > 0 else 0
-        while position < self._task_ends[index]:
+        for position in range(self._task_ends[index - 1] if index > 0 else 0, self._task_ends[index]):
             error: StorageIOError | None = None
             if not self._sources:
                 error = transfers.write(self._targets[position])
@@ -195,7 +194,6 @@ class DiskJob:
                     fail_write(target, target.file.watch)
             if error is not None:
                 errors.append(error)
-            position += 1
         return errors
 
     def _cut_tasks(self, extents: list[DiskExtent]) -> None:

@@ -105,8 +105,7 @@ def plan_extents(runs: CopyRuns, ranges: DiskRanges, to_disk: bool) -> list[Disk
     extents: list[DiskExtent] = []
     file: DiskFile | None = None
     last: DiskExtent | None = None
-    index: i64 = 0
-    while index < runs.count:
+    for index in range(runs.count):
         run = index if len(order) == 0 else order[index]
         disk: int = disks[run]
         memory: int = memories[run]
@@ -122,7 +121,6 @@ def plan_extents(runs: CopyRuns, ranges: DiskRanges, to_disk: bool) -> list[Disk
             disk += num_bytes
             memory += num_bytes
             left -= num_bytes
-        index += 1
     return extents
 
 
@@ -163,8 +161,7 @@ def _order_of(disks: vec[i64], count: i64) -> vec[i64]:
 
 def _plan_pairs(runs: CopyRuns, ranges: DiskRanges, sources: list[DiskExtent], targets: list[DiskExtent]) -> None:
     """From disk to disk: the memory in between is the worker's, and is set when it runs."""
-    index: i64 = 0
-    while index < runs.count:
+    for index in range(runs.count):
         dst: int = runs.dst_addresses[index]
         src: int = runs.src_addresses[index]
         left: int = runs.sizes[index]
@@ -181,4 +178,3 @@ def _plan_pairs(runs: CopyRuns, ranges: DiskRanges, sources: list[DiskExtent], t
             dst += num_bytes
             src += num_bytes
             left -= num_bytes
-        index += 1

@@ -79,16 +79,12 @@ class HandleTable:
             raise LogicError(f"{old_capacity} {self._what}s are in use; release some")
         handles = self._handles
         free = self._free
-        index = old_capacity
-        while index < capacity:
+        for index in range(old_capacity, capacity):
             handles = append(handles, -(_GENERATION | index))
             free = append(free, 0)
-            index += 1
         # Highest first, so that the lowest index is on top.
-        position: i64 = 0
-        while position < capacity - old_capacity:
+        for position in range(capacity - old_capacity):
             free[position] = capacity - 1 - position
-            position += 1
         self._handles = handles
         self._free = free
         self._num_free = capacity - old_capacity

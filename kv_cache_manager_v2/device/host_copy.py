@@ -13,7 +13,7 @@ needs it.
 import ctypes
 from typing import Any, Final, final
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import mypyc_attr
 
 from .copy_runs import CopyRuns
 from .port import CopyBatch
@@ -57,10 +57,8 @@ def copy_in_host_memory(batch: CopyBatch) -> None:
 
 def move_runs(runs: CopyRuns) -> None:
     """For a thread beside the caller's: one `memmove` for each run, during which the other threads run."""
-    index: i64 = 0
-    while index < runs.count:
+    for index in range(runs.count):
         ctypes.memmove(runs.dst_addresses[index], runs.src_addresses[index], runs.sizes[index])
-        index += 1
 
 
 def _gather_and_scatter(batch: CopyBatch, runs: CopyRuns) -> None:
@@ -94,10 +92,8 @@ def _copy_runs(runs: CopyRuns) -> None:
     dst_addresses = runs.dst_addresses
     src_addresses = runs.src_addresses
     sizes = runs.sizes
-    index: i64 = 0
-    while index < runs.count:
+    for index in range(runs.count):
         dst_offset: int = dst_addresses[index] - dst_beg
         src_offset: int = src_addresses[index] - src_beg
         num_bytes: int = sizes[index]
         dst_bytes[dst_offset : dst_offset + num_bytes] = src_bytes[src_offset : src_offset + num_bytes]
-        index += 1

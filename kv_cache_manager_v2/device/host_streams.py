@@ -17,7 +17,7 @@ from abc import ABCMeta, abstractmethod
 from collections import deque
 from typing import Final, final
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import mypyc_attr
 
 from ..base.errors import StorageIOError
 from ..stats.statistics_clock import StatisticsClock
@@ -118,10 +118,8 @@ class _Copies(QueuedWork):
     def __init__(self, batch: CopyBatch) -> None:
         # The caller may reuse its batch at once.
         copied = CopyBatch(batch.dst_tier, batch.src_tier, batch.num_bytes)
-        index: i64 = 0
-        while index < batch.count:
+        for index in range(batch.count):
             copied.add(batch.dst_addresses[index], batch.src_addresses[index])
-            index += 1
         self._batch = copied
 
     def try_run(self, stream: HostStream) -> bool:

@@ -140,14 +140,12 @@ class RangeTable:
         """Whether all of them lie in one mapped part, as those of a pool do."""
         least = addresses[0]
         most = least
-        index: i64 = 1
-        while index < count:
+        for index in range(1, count):
             address = addresses[index]
             if address < least:
                 least = address
             elif address > most:
                 most = address
-            index += 1
         reserved = self._find(least)
         interval: i64 = -1 if reserved is None else reserved.mapped.find(least)
         if reserved is None or interval < 0:

@@ -229,10 +229,8 @@ class EventAssembler:
             node = BlockNode(block, above, b"", mixed)
         while len(self._nodes) <= block:
             self._nodes.append(None)
-            group: i64 = 0
-            while group < self._num_groups:
+            for group in range(self._num_groups):
                 self._places = append(self._places, _NOT_ANNOUNCED)
-                group += 1
         self._nodes[block] = node
 
     def _add_run(self, run: object) -> None:
@@ -241,12 +239,10 @@ class EventAssembler:
         ordinal: i64 = 0
         for first_page in run.first_pages:
             self._add_block(first_page, parent, run.key(ordinal))
-            group: i64 = 0
-            while group < self._num_groups:
+            for group in range(self._num_groups):
                 level_and_priority = run.levels_and_priorities[ordinal * self._num_groups + group]
                 if level_and_priority >= 0:
                     self._store(first_page + group, _pack(unpack_level(level_and_priority), unpack_priority(level_and_priority)))
-                group += 1
             parent = first_page
             ordinal += 1
 
@@ -386,8 +382,7 @@ class EventAssembler:
         event_id = self.next_event_id - 1
         order = self._parents_first()
         events: list[KVCacheEvent] = []
-        group: i64 = 0
-        while group < self._num_groups:
+        for group in range(self._num_groups):
             events.append(self._event(event_id, KVCacheCreatedData(list(self._num_blocks[group])), group, 0))
             nodes: list[BlockNode] = []
             places = vec[i64]()
@@ -405,7 +400,6 @@ class EventAssembler:
                 self._turns.pause()
             if len(nodes) > 0:
                 events.append(self._event(event_id, self._stored_data(nodes, places), group, 0))
-            group += 1
         return events
 
     def _parents_first(self) -> list[int]:

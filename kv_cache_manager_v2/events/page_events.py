@@ -64,21 +64,17 @@ class PageEventSink(Handle, metaclass=ABCMeta):
         ordinal: i64 = 0
         for block in run.first_pages:
             self.on_block_published(block, parent, run.key(ordinal), None)
-            life_cycle: i64 = 0
-            while life_cycle < num_life_cycles:
+            for life_cycle in range(num_life_cycles):
                 level_and_priority = run.levels_and_priorities[ordinal * num_life_cycles + life_cycle]
                 if level_and_priority >= 0:
                     self.on_page_published(block + life_cycle, unpack_level(level_and_priority), unpack_priority(level_and_priority))
-                life_cycle += 1
             parent = block
             ordinal += 1
 
     def on_pages_removed(self, pages: vec[i64], num_pages: i64, cause: i64) -> None:
         """`on_page_removed` for the first ``num_pages`` pages."""
-        position: i64 = 0
-        while position < num_pages:
+        for position in range(num_pages):
             self.on_page_removed(pages[position], cause)
-            position += 1
 
     def on_path_removed(
         self, pages: vec[i64], num_pages: i64, blocks: vec[i64], num_blocks: i64, life_cycle: i64, num_life_cycles: i64, cause: i64
@@ -86,19 +82,15 @@ class PageEventSink(Handle, metaclass=ABCMeta):
         """Removed pages, and then the removed ``blocks`` (the first ``num_blocks``), leaf first. Of each block the page of
         ``life_cycle`` comes first and was removed for ``cause``; its other pages follow and are UNREACHABLE."""
         end: i64 = 0
-        position: i64 = 0
-        while position < num_pages:
+        for position in range(num_pages):
             page = pages[position]
             if end - num_life_cycles <= page < end:
                 self.on_page_removed(page, UNREACHABLE)
             else:
                 end = page - life_cycle + num_life_cycles
                 self.on_page_removed(page, cause)
-            position += 1
-        position = 0
-        while position < num_blocks:
+        for position in range(num_blocks):
             self.on_block_removed(blocks[position])
-            position += 1
 
     @abstractmethod
     def on_block_removed(self, block: i64) -> None:

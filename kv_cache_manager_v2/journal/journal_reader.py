@@ -124,9 +124,7 @@ class JournalReader:
             return tokens
         if form != MIXED:
             raise JournalError(f"byte {self.position}: {form} is no form of tokens")
-        position: i64 = 0
-        while position < count:
+        for position in range(count):
             token = self.number()
             tokens.append(self.raw(self.number()) if token == 0 else int(token) - 1)
-            position += 1
         return tokens

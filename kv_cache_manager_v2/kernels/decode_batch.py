@@ -248,8 +248,7 @@ class DecodeBatch(Handle):
 
     def _take_back(self, states: list[SequenceState], packed: bytes, begin: i64) -> None:
         """Undo the small steps from row ``begin`` on."""
-        row = begin
-        while row < self._num_checked:
+        for row in range(begin, self._num_checked):
             if self._old_capacities[row] != _NOT_SMALL:
                 state = states[row]
                 if len(packed) > 0 and token_at(packed, row) >= 0:
@@ -257,14 +256,12 @@ class DecodeBatch(Handle):
                     state.num_committed -= 1
                 state.capacity = self._old_capacities[row]
                 state.history = self._old_histories[row]
-            row += 1
 
     def _record_small_steps(self, states: list[SequenceState], packed: bytes, begin: i64, end: i64) -> None:
         if not self._shared.is_recording:
             return
         journal = self._shared.journal
-        row = begin
-        while row < end:
+        for row in range(begin, end):
             if self._old_capacities[row] != _NOT_SMALL:
                 state = states[row]
                 if len(packed) > 0:
@@ -272,7 +269,6 @@ class DecodeBatch(Handle):
                     if token >= 0:
                         journal.commit_one(state.serial, i64(token))
                 journal.grow(state.serial, state.capacity, state.history)
-            row += 1
 
     def _take_out(self, states: list[SequenceState], refused: list[int], refusals: list[Refusal]) -> list[tuple[KVCache, Refusal]]:
         """Members without room leave the batch."""

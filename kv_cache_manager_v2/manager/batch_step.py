@@ -239,38 +239,32 @@ class BatchStep:
 
     def _take_back(self, begin: i64) -> None:
         """Restore the old numbers: from ``begin`` on no sequence has anything else that is new."""
-        position = begin
-        while position < self._num_checked:
+        for position in range(begin, self._num_checked):
             state = self._state_at(position)
             state.capacity = self._old_capacities[position]
             if len(self._old_histories) > 0:
                 state.history = self._old_histories[position]
-            position += 1
 
     def _record_small_steps(self, begin: i64, end: i64) -> None:
         if not self._shared.is_recording:
             return
         journal = self._shared.journal
-        position = begin
-        while position < end:
+        for position in range(begin, end):
             state = self._state_at(position)
             if len(self._old_histories) == 0 or state.history == self._old_histories[position]:
                 journal.grow(state.serial, state.capacity, state.history)
             else:
                 journal.move(state.serial, state.capacity, state.history)
-            position += 1
 
     def _append_tokens(self, begin: i64, end: i64, packed: bytes) -> None:
         journal = self._shared.journal
         is_recording = self._shared.is_recording
-        position = begin
-        while position < end:
+        for position in range(begin, end):
             state = self._state_at(position)
             token = token_at(packed, position)
             make_small_commit(state, token)
             if is_recording:
                 journal.commit_one(state.serial, i64(token))
-            position += 1
 
 
 def resize_in_batch(state: SequenceState, capacity: i64, history: i64) -> bool:

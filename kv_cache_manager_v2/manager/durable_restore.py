@@ -144,8 +144,7 @@ class DurableRestore:
         families: dict[int, dict[bytes, int]] = {}
         roots: dict[tuple[int | None, int | str | None], int] = {}
         parents = state.parents
-        node: i64 = 0
-        while node < num_nodes:
+        for node in range(num_nodes):
             parent = parents[node]
             if parent == IS_ROOT:
                 root = roots.setdefault(state.scopes[int(node)], int(node))
@@ -166,7 +165,6 @@ class DurableRestore:
                             family = {_content_of(state, first): int(first)}
                             families[int(above)] = family
                         twins[node] = family.setdefault(_content_of(state, node), int(node))
-            node += 1
         self._twins = twins
         self._flags = flags
 
@@ -394,13 +392,11 @@ class DurableRestore:
         self._blocks[node] = block
         words = self._shared.storage.rows.words
         num_life_cycles = self._shared.num_life_cycles
-        life_cycle: i64 = 0
-        while life_cycle < num_life_cycles:
+        for life_cycle in range(num_life_cycles):
             page = self._pages_of[node * num_life_cycles + life_cycle]
             if page != NO_ORDINAL:
                 place = pack_place(state.slot_of(page), self._durable.index, PRIORITY_DEFAULT)
                 words[(block.first_page + life_cycle) * ROW_WORDS + PLACE] = place
-            life_cycle += 1
         self._nodes.adopt(block, state.number_of(node))
 
     def _queue_pages(self, state: IndexState) -> None:

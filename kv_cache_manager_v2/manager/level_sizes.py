@@ -174,8 +174,7 @@ class LevelSizes:
         storage = self._shared.storage
         not_counted = self._open_sequences.not_counted()
         others = _count_slots_of(self._shared, not_counted) if len(not_counted) > 0 else None
-        pool_group: i64 = 0
-        while pool_group < storage.num_pool_groups:
+        for pool_group in range(storage.num_pool_groups):
             needed: i64 = 0
             index = pool_group
             while index < len(storage.allocators):
@@ -184,7 +183,6 @@ class LevelSizes:
             if others is not None:
                 needed -= others[pool_group]
             self._demand.add(pool_group, needed)
-            pool_group += 1
         self._demand.end_sample()
 
     def _plan_room(self, room: list[int]) -> tuple[list[int] | None, RoomMove | None]:

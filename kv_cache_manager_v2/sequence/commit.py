@@ -308,8 +308,7 @@ def _rebase(state: SequenceState, ordinal: i64, private: Block, published: Block
     storage = shared.storage
     is_active = state.timeline != NO_TIMELINE
     is_partial = not shared.tree.is_full(published)
-    life_cycle: i64 = 0
-    while life_cycle < shared.num_life_cycles:
+    for life_cycle in range(shared.num_life_cycles):
         ours = private.first_page + life_cycle
         theirs = published.first_page + life_cycle
         if storage.rows.has_page(ours):
@@ -325,7 +324,6 @@ def _rebase(state: SequenceState, ordinal: i64, private: Block, published: Block
                     # Ours is on level 0 already: it saves bringing theirs up.
                     replace_page(storage, ours, theirs, pool_group)
                     storage.set_ready(theirs, pool_group, mark)
-                    life_cycle += 1
                     continue
                 storage.hold(theirs, pool_group)
                 if is_active:
@@ -340,6 +338,5 @@ def _rebase(state: SequenceState, ordinal: i64, private: Block, published: Block
                     state.tables[life_cycle].set(ordinal, slot)
                 else:
                     storage.free_unlocked_page(ours, pool_group)
-        life_cycle += 1
     state.blocks[ordinal] = published
     shared.tree.pool.release(private)

@@ -69,11 +69,9 @@ class IndexChanges:
                     taken[ordinal] = entries[ordinal]
                     changed = append(changed, ordinal)
                 ordinal += 1
-        ordinal = known
-        while ordinal < num_blocks:
+        for ordinal in range(known, num_blocks):
             taken[ordinal] = entries[ordinal]
             changed = append(changed, ordinal)
-            ordinal += 1
         self._num_taken = num_blocks
         self._begins = []
         self._ends = []

@@ -17,12 +17,10 @@ def lease_blocks(state: SequenceState, begin: i64, end: i64) -> TransferLeaseSta
     leases = shared.leases
     lease = leases.open(state.id)
     for life_cycle in range(shared.num_life_cycles):
-        ordinal: i64 = 0 if shared.window_sizes[life_cycle] == UNBOUNDED else begin
-        while ordinal < end:
+        for ordinal in range(0 if shared.window_sizes[life_cycle] == UNBOUNDED else begin, end):
             if state.holds_page(life_cycle, ordinal):
                 page = state.page_of(life_cycle, ordinal) if ordinal >= begin else state.blocks[ordinal].first_page + life_cycle
                 leases.add_page(lease, life_cycle, page, ordinal >= begin)
-            ordinal += 1
     size = shared.tokens_per_block
     for block in list_twin_blocks(state, begin, end):
         leases.add_private_block(lease, block, size)

@@ -24,8 +24,7 @@ def keep_own_pages(owners: list[SequenceState], ordinal: i64, block: Block, publ
     shared = state.shared
     storage = shared.storage
     rows = storage.rows
-    life_cycle: i64 = 0
-    while life_cycle < shared.num_life_cycles:
+    for life_cycle in range(shared.num_life_cycles):
         ours = block.first_page + life_cycle
         theirs = published.first_page + life_cycle
         if rows.has_page(ours):
@@ -43,7 +42,6 @@ def keep_own_pages(owners: list[SequenceState], ordinal: i64, block: Block, publ
                     shared.leases.record_moved(ours, theirs, life_cycle)
                 else:
                     _share_out(owners, ordinal, life_cycle, ours, theirs)
-        life_cycle += 1
     num_keepers: i64 = 0
     for owner in owners:
         owner.blocks[ordinal] = published

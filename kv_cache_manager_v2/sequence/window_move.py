@@ -46,12 +46,10 @@ def _release_range(state: SequenceState, life_cycle: i64, begin: i64, new_begin:
     if begin < runs_end:
         _release_published(state, life_cycle, begin, runs_end, mark)
         table.set_bad_run(begin, runs_end)
-    ordinal = runs_end if runs_end > begin else begin
-    while ordinal < end:
+    for ordinal in range(runs_end if runs_end > begin else begin, end):
         if state.holds_page(life_cycle, ordinal):
             _release_out_of_window_page(state, life_cycle, ordinal, mark)
             table.set(ordinal, BAD_PAGE_INDEX)
-        ordinal += 1
 
 
 def _release_published(state: SequenceState, life_cycle: i64, begin: i64, end: i64, mark: i64) -> None:

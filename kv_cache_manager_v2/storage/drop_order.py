@@ -55,15 +55,13 @@ class DropOrder:
         storage = self._storage
         order = storage.level_orders[pool_group]
         found: i64 = NO_LEVEL
-        level = first
-        while level <= last:
+        for level in range(first, last + 1):
             index = level * storage.num_pool_groups + pool_group
             if storage.queues[index].num_pages > 0:
                 page = self._find_victim(index)
                 if found == NO_LEVEL or not order.ranks_under(self.victim, page):
                     found = level
                     self.victim = page
-            level += 1
         return found
 
     def _find_victim(self, index: i64) -> i64:

@@ -180,12 +180,10 @@ def release_run(
 ) -> None:
     """`unlock_and_release` all pages of published blocks, the last block first, one pool group after the other."""
     if storage.num_pool_groups > 1:
-        group: i64 = 0
-        while group < storage.num_pool_groups:
+        for group in range(storage.num_pool_groups):
             some = _of_pool_group(storage, life_cycles, group)
             if len(some) > 0:
                 _release_group(storage, first_pages, some, begin, end, timeline, mark)
-            group += 1
     else:
         _release_group(storage, first_pages, life_cycles, begin, end, timeline, mark)
 

@@ -35,10 +35,8 @@ class VictimQueue(metaclass=ABCMeta):
 
     def push_run(self, pages: vec[i64], count: i64) -> None:
         """`push` the first ``count`` of the pages, in order."""
-        position: i64 = 0
-        while position < count:
+        for position in range(count):
             self.push(pages[position])
-            position += 1
 
     @abstractmethod
     def push_first(self, page: i64) -> None:
@@ -46,10 +44,8 @@ class VictimQueue(metaclass=ABCMeta):
 
     def push_run_first(self, pages: vec[i64], count: i64) -> None:
         """`push_first` the first ``count`` of the pages, in order: the last one is before all others."""
-        position: i64 = 0
-        while position < count:
+        for position in range(count):
             self.push_first(pages[position])
-            position += 1
 
     @abstractmethod
     def use(self, page: i64) -> None:
@@ -57,10 +53,8 @@ class VictimQueue(metaclass=ABCMeta):
 
     def use_run(self, pages: vec[i64], count: i64) -> None:
         """`use` the first ``count`` of the pages, in order."""
-        position: i64 = 0
-        while position < count:
+        for position in range(count):
             self.use(pages[position])
-            position += 1
 
     @abstractmethod
     def remove(self, page: i64) -> None:
@@ -72,10 +66,8 @@ class VictimQueue(metaclass=ABCMeta):
 
     def evict_run(self, pages: vec[i64], count: i64) -> None:
         """`evict` the first ``count`` of the pages, in order."""
-        position: i64 = 0
-        while position < count:
+        for position in range(count):
             self.evict(pages[position])
-            position += 1
 
     def take_out(self, page: i64) -> None:
         """The page leaves its slot, mostly for one on another level; pushed again, it is as old as it was."""

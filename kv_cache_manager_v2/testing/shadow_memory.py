@@ -104,21 +104,17 @@ class ShadowMemory:
     def read(self, access: Access, clock: VectorClock, beg: int, end: int) -> None:
         """Check and record a read that uses the bytes: they must have been written."""
         first, last = self._cut(access, beg, end)
-        position = first
-        while position < last:
+        for position in range(first, last):
             segment = self._segments[position]
             self._read_segment(segment, access, clock)
             if not segment.is_written:
                 self._report(RaceKind.UNWRITTEN, access, segment.writer, segment.beg, segment.end)
-            position += 1
 
     def write(self, access: Access, clock: VectorClock, beg: int, end: int) -> None:
         """Check and record a write of all these bytes."""
         first, last = self._cut(access, beg, end)
-        position = first
-        while position < last:
+        for position in range(first, last):
             self._check_write(self._segments[position], access, clock)
-            position += 1
         self._become_one(first, last, access, True)
 
     def expect_write(self, access: Access, beg: int, end: int) -> None:
@@ -149,19 +145,15 @@ class ShadowMemory:
         is_written = self._segments[first].is_written
         changes: list[int] = []
         was_written = is_written
-        position = first
-        while position < last:
+        for position in range(first, last):
             segment = self._segments[position]
             self._read_segment(segment, access, clock)
             if segment.is_written != was_written:
                 changes.append(segment.beg - src)
                 was_written = segment.is_written
-            position += 1
         first, last = self._cut(access, dst, dst + num_bytes)
-        position = first
-        while position < last:
+        for position in range(first, last):
             self._check_write(self._segments[position], access, clock)
-            position += 1
         if not changes:
             self._become_one(first, last, access, is_written)
             return

@@ -55,11 +55,9 @@ class RequestCounts:
         if counters is None:
             return pending
         counts = counters.usage.counts
-        position: i64 = 0
-        while position < len(pending):
+        for position in range(len(pending)):
             pending[position] = counts[position] - self.committed[position]
             self.committed[position] = counts[position]
-            position += 1
         return pending
 
     @property
@@ -68,11 +66,9 @@ class RequestCounts:
         if counters is None or self.is_excluded:
             return False
         counts = counters.usage.counts
-        position: i64 = 0
-        while position < len(self.committed):
+        for position in range(len(self.committed)):
             if counts[position] != self.committed[position]:
                 return True
-            position += 1
         return False
 
 

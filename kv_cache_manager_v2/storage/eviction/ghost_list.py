@@ -100,8 +100,7 @@ class GhostList:
         old = self._ring
         if new_size == size:
             target = self._begin
-            source = self._begin
-            while source < self._end:
+            for source in range(self._begin, self._end):
                 key = old[source & (size - 1)]
                 if key != 0:
                     if source != target:
@@ -110,7 +109,6 @@ class GhostList:
                         old[source & (size - 1)] = 0
                         self._table[self._find_place(key, source)] = target
                     target += 1
-                source += 1
             self._end = target
             return
         self._ring = vec[i64]([0] * new_size)
@@ -120,15 +118,13 @@ class GhostList:
         self._notes = vec[i64]([0] * new_size)
         new_notes = self._notes
         place: i64 = 0
-        source = self._begin
-        while source < self._end:
+        for source in range(self._begin, self._end):
             key = old[source & (size - 1)]
             if key != 0:
                 new[place] = key
                 new_notes[place] = old_notes[source & (size - 1)]
                 self._insert(key, place)
                 place += 1
-            source += 1
         self._begin = 0
         self._end = place
 
@@ -202,14 +198,12 @@ class GhostList:
         """Evaluate all counts from scratch."""
         size: i64 = len(self._ring)
         num_keys: i64 = 0
-        place = self._begin
-        while place < self._end:
+        for place in range(self._begin, self._end):
             key = self._ring[place & (size - 1)]
             if key != 0:
                 num_keys += 1
                 at = self._find(key)
                 assert at != _NOTHING and self._table[at] == place, f"key {key} is not found"
-            place += 1
         assert num_keys == self.num_keys, f"{num_keys} keys, counted {self.num_keys}"
         in_table = len([one for one in self._table if one != _NOTHING])
         assert in_table == num_keys, f"{in_table} entries for {num_keys} keys"

@@ -76,12 +76,10 @@ class GhostRuns:
             return
         words = self._table.words
         self._segments = vec[i32]([0] * size)
-        place: i64 = 0
-        while place < len(old):
+        for place in range(len(old)):
             segment = i64(old[place])
             if segment != NO_SEGMENT:
                 self._set(self._find_place(words[segment * SEGMENT_WORDS + TOP]), segment)
-            place += 1
 
     def _home(self, key: i64) -> i64:
         mask: i64 = len(self._segments)

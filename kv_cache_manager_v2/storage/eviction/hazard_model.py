@@ -149,10 +149,8 @@ class HazardModel:
         weights = self._weights
         places = self._places
         total = 0.0
-        position: i64 = 0
-        while position < num_places:
+        for position in range(num_places):
             total += weights[places[position] + column]
-            position += 1
         return total
 
     def _chance(self, logit: float) -> float:
@@ -195,10 +193,8 @@ class HazardModel:
             logit = self._learn_hints(traits, bucket, returned, weight, logit)
         gradient = (self._chance(logit) - returned) * weight
         places = self._places
-        position: i64 = 0
-        while position < _NUM_ALWAYS:
+        for position in range(_NUM_ALWAYS):
             self._step(places[position], bucket, gradient)
-            position += 1
 
     def _step(self, place: i64, bucket: i64, gradient: float) -> None:
         weights = self._weights
@@ -220,8 +216,7 @@ class HazardModel:
         """
         weights = self._weights
         squares = self._squares
-        feature: i64 = NUM_FEATURES
-        while feature < NUM_FEATURES + NUM_HINTS:
+        for feature in range(NUM_FEATURES, NUM_FEATURES + NUM_HINTS):
             level = (traits >> self._shifts[feature]) & self._masks[feature]
             if level != NO_HINT:
                 place = self._bases[feature] + level * _ROW
@@ -235,7 +230,6 @@ class HazardModel:
                 weights[at] = weights[at] * _KEPT + gain
                 squares[at] = _FIRST_SQUARE + (squares[at] - _FIRST_SQUARE) * _KEPT + gain * gain
                 self._step(place, bucket, hinted_error * weight)
-            feature += 1
         self._places_of = -1
         return logit
 
@@ -271,10 +265,8 @@ class HazardModel:
                 + weights[length + bucket] + weights[last + bucket] + weights[depth + bucket] + weights[path + bucket]
                 + weights[text + bucket] + shared
             )  # fmt: skip
-            position = _NUM_ALWAYS
-            while position < num_places:
+            for position in range(_NUM_ALWAYS, num_places):
                 logit += weights[places[position] + bucket]
-                position += 1
             returning = alive * self._chance(logit)
             hits += returning
             # What comes back in the bucket does so half way through it.

@@ -189,15 +189,13 @@ class LearnedQueue(VictimQueue):
 
     def push_run_first(self, pages: vec[i64], count: i64) -> None:
         notes = self._notes.notes
-        position: i64 = 0
-        while position < count:
+        for position in range(count):
             page = pages[position]
             uses = uses_of_note(i64(notes[page]))
             if uses == 0:
                 uses = 1
             entry: int = in_use(uses, 0, False) | FIRST_BIT
             notes[page] = entry
-            position += 1
         self.first_pages.push_run_first(pages, count)
         self.num_pages += count
 
@@ -280,10 +278,8 @@ class LearnedQueue(VictimQueue):
             segment = segment_of_note(note)
             end = self._notes.end_of_segment(segment, pages, begin, count)
             self._leave_together(segment, pages, begin, end)
-            position = begin
-            while position < end:
+            for position in range(begin, end):
                 notes[pages[position]] = 0
-                position += 1
             key = self._keys.content_key(pages[begin])
             top_key = key if end - begin == 1 else self._keys.content_key(pages[end - 1])
             self.records.add_ghosts(segment, key, top_key, end - begin)

@@ -86,11 +86,9 @@ class LevelOrder:
         if note & STATUS_MASK != IN_SEGMENT:
             return 0.0
         state = records.table.words[segment_of_note(note) * SEGMENT_WORDS + STATE]
-        bucket = bucket_of_state(state)
         gone = 1.0
-        while bucket < NUM_BUCKETS:
+        for bucket in range(bucket_of_state(state), NUM_BUCKETS):
             gone *= 1.0 - records.model.chance(state & TRAITS_MASK, bucket)
-            bucket += 1
         return 1.0 - gone
 
     @property

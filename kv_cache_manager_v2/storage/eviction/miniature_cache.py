@@ -54,8 +54,7 @@ class SampledBlocks:
         self.children = []
         numbers: dict[int, int] = {}
         parent: i64 = NO_BLOCK
-        position: i64 = 0
-        while position < len(words):
+        for position in range(len(words)):
             kind = words[position] & KIND_MASK
             key = words[position] >> KEY_SHIFT
             number: i64 = numbers.get(int(key), NO_BLOCK)
@@ -74,7 +73,6 @@ class SampledBlocks:
                 parent = NO_BLOCK
                 self.kinds = append(self.kinds, kind)
                 self.blocks = append(self.blocks, number)
-            position += 1
 
 
 @final
@@ -133,10 +131,8 @@ class MiniatureCache:
         self._rows = PageRows(1, MOST_SENTINELS)
         self._queue = make_queue(policy, self._rows, 0, _SampledKeys(sample.keys), int(num_slots))
         num_blocks: i64 = len(sample.keys)
-        number: i64 = 0
-        while number < num_blocks:
+        for number in range(num_blocks):
             self._rows.add_block()
-            number += 1
         self._num_holders = vec[i64]([0] * num_blocks)
         self._num_below = vec[i64]([0] * num_blocks)
         self._num_held_below = vec[i64]([0] * num_blocks)
@@ -149,8 +145,7 @@ class MiniatureCache:
         """What happened from ``begin`` up to ``end``; the calls follow on each other."""
         kinds = self._sample.kinds
         blocks = self._sample.blocks
-        position = begin
-        while position < end:
+        for position in range(begin, end):
             kind = kinds[position]
             block = blocks[position]
             if kind != RELEASED and self._num_in_run > 0:
@@ -177,7 +172,6 @@ class MiniatureCache:
                         self._release(block)
                 else:
                     self._num_holders[block] += 1
-            position += 1
 
     def _is_cached(self, block: i64) -> bool:
         return self._rows.words[(block + MOST_SENTINELS) * ROW_WORDS + PLACE] != NO_PAGE
@@ -201,14 +195,12 @@ class MiniatureCache:
 
     def _push_run(self) -> None:
         self._queue.push_run(self._run, self._num_in_run)
-        position: i64 = 0
-        while position < self._num_in_run:
+        for position in range(self._num_in_run):
             block = self._run[position] - MOST_SENTINELS
             self._num_holders[block] = 0
             parent = self._sample.parents[block]
             if parent != NO_BLOCK:
                 self._num_held_below[parent] -= 1
-            position += 1
         self._num_in_run = 0
 
     def _release(self, block: i64) -> None:

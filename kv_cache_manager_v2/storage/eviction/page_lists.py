@@ -46,10 +46,8 @@ class PageLists:
         self._links = rows.add_words(0, num_before=int(self.num_sentinels))
         self._states = rows.add_words(0)
         links = self._links.words
-        sentinel: i64 = 0
-        while sentinel < self.num_sentinels:
+        for sentinel in range(self.num_sentinels):
             links[sentinel] = sentinel | (sentinel << 32)
-            sentinel += 1
         self.lowest = NUM_PRIORITIES - 1
 
     # -- notes --------------------------------------------------------------------------------------------------------
@@ -128,11 +126,9 @@ class PageLists:
     def lowest_priority(self) -> i64:
         """Of any page; there is one."""
         while True:
-            from_list: i64 = 0
-            while from_list < self.num_lists:
+            for from_list in range(self.num_lists):
                 if self.first(from_list, self.lowest) != NO_PAGE:
                     return self.lowest
-                from_list += 1
             self.lowest += 1
 
     def first(self, from_list: i64, priority: i64) -> i64:
@@ -144,15 +140,11 @@ class PageLists:
     def collect(self) -> list[int]:
         """By priority, then list, then place in line."""
         pages: list[int] = []
-        priority: i64 = 0
-        while priority < NUM_PRIORITIES:
-            from_list: i64 = 0
-            while from_list < self.num_lists:
+        for priority in range(NUM_PRIORITIES):
+            for from_list in range(self.num_lists):
                 sentinel = from_list * NUM_PRIORITIES + priority
                 node = self._links.words[sentinel] & LOW_MASK
                 while node != sentinel:
                     pages.append(node - self.num_sentinels)
                     node = self._links.words[node] & LOW_MASK
-                from_list += 1
-            priority += 1
         return pages

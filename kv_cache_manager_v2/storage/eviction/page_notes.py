@@ -60,10 +60,8 @@ class PageNotes(RowColumn):
     def forget_all(self) -> None:
         """Nothing is known of any page."""
         notes = self.notes
-        row: i64 = 0
-        while row < len(notes):
+        for row in range(len(notes)):
             notes[row] = UNKNOWN
-            row += 1
 
     def get(self, page: i64) -> i64:
         return i64(self.notes[page])

@@ -65,15 +65,13 @@ class PushingRequest:
             self.serial = serial
         notes = self._notes.notes
         num_known: i64 = 0
-        position: i64 = 0
-        while position < count:
+        for position in range(count):
             note = i64(notes[pages[position]])
             if note != UNKNOWN:
                 num_known += 1
                 if self.path == NEW_PATH:
                     # The known page farthest from the root.
                     self.path = BRANCHED_PATH if note & BRANCH_BIT != 0 else EXTENDED_PATH
-            position += 1
         self.num_new += count - num_known
         self.length += count // self._per_block
         return is_other

@@ -94,11 +94,9 @@ class RecencyShadow:
 
     def restart(self, now: i64) -> None:
         """Parts have another length: nothing is known of what was pushed, and part ``now`` is the current one."""
-        part: i64 = 0
-        while part < NUM_PARTS:
+        for part in range(NUM_PARTS):
             self._counts[part] = 0
             self._gone[part] = 0
-            part += 1
         self.num_pages = 0
         self.num_at_risk = 0
         self.oldest = now - NUM_PARTS + 1 if now >= NUM_PARTS else 0

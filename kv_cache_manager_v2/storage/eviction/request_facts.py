@@ -58,10 +58,8 @@ class RequestFacts:
         if len(kinds) < self.num_blocks:
             kinds = vec[i64]([0] * self.num_blocks)
             self.kinds = kinds
-        block: i64 = 0
-        while block < self.num_blocks:
+        for block in range(self.num_blocks):
             kinds[block] = NO_HINT
-            block += 1
         return kinds
 
     def kind_at(self, block: i64) -> i64:

@@ -125,10 +125,8 @@ class SegmentHeap:
         """All segments, for checks and pictures, the next victims first."""
         words = self._table.words
         found: list[tuple[int, int, int]] = []
-        place: i64 = 0
-        while place < self.num_segments:
+        for place in range(self.num_segments):
             segment = i64(self._segments[place])
             found.append((words[segment * SEGMENT_WORDS + KEY], words[segment * SEGMENT_WORDS + STAMP], int(segment)))
-            place += 1
         found.sort()
         return [segment for _key, _stamp, segment in found]

@@ -33,13 +33,11 @@ class SegmentPages:
         first = pages[begin]
         last = first
         before: i64 = 0
-        position = begin + 1
-        while position < end:
+        for position in range(begin + 1, end):
             page = pages[position]
             words[last * ROW_WORDS + LINKS] = page | (before << 32)
             before = last
             last = page
-            position += 1
         words[last * ROW_WORDS + LINKS] = before << 32
         segments = self._table.words
         at = segment * SEGMENT_WORDS

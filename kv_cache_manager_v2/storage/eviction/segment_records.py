@@ -157,11 +157,9 @@ class SegmentRecords:
         """Moves the edges; what is known of segments stays."""
         self._capacities[queue] = int(num_slots)
         total: i64 = sum(self._capacities)
-        edge: i64 = 0
-        while edge <= NUM_BUCKETS:
+        for edge in range(NUM_BUCKETS + 1):
             # In a cache of a few pages each bucket still is a page wide.
             self._edges[edge] = max(EDGES[edge] * total // EDGE_UNIT, edge)
-            edge += 1
         self._most_ghosts = GHOSTS_PER_SLOT * total
         self._most_segments = _count_segments(total)
         self._reserve_segments(total)

@@ -141,10 +141,8 @@ class SegmentTable:
         else:
             words = self.words
             segment = len(words) // SEGMENT_WORDS
-            word: i64 = 0
-            while word < SEGMENT_WORDS:
+            for word in range(SEGMENT_WORDS):
                 words = append(words, 0)
-                word += 1
             self.words = words
         words = self.words
         at = segment * SEGMENT_WORDS
@@ -164,11 +162,9 @@ class SegmentTable:
         self.num_segments += 1
         if newer == NO_SEGMENT:
             marks = self.marks
-            edge = ((state >> BUCKET_SHIFT) & BUCKET_MASK) + 1
-            while edge <= NUM_BUCKETS:
+            for edge in range((state >> BUCKET_SHIFT & BUCKET_MASK) + 1, NUM_BUCKETS + 1):
                 if marks[edge] == NO_SEGMENT:
                     marks[edge] = segment
-                edge += 1
         return segment
 
     def free(self, segment: i64) -> None:
@@ -180,24 +176,20 @@ class SegmentTable:
         older = order & _LINK
         newer = order >> _LINK_SHIFT
         marks = self.marks
-        edge: i64 = 1
-        while edge <= NUM_BUCKETS:
+        for edge in range(1, NUM_BUCKETS + 1):
             if marks[edge] == segment:
                 marks[edge] = newer
-            edge += 1
         if self._swept == segment:
             self._swept = newer
         if self._refreshed == segment:
             self._refreshed = newer
-        queue: i64 = 0
-        while queue < len(self._oldest_queued):
+        for queue in range(len(self._oldest_queued)):
             if self._oldest_queued[queue] == segment:
                 self._oldest_queued[queue] = newer
             if self._looked[queue] == segment:
                 self._looked[queue] = newer
             if self._chosen[queue] == segment:
                 self._chosen[queue] = NO_SEGMENT
-            queue += 1
         at_older = older * SEGMENT_WORDS + ORDER
         words[at_older] = (words[at_older] & _LINK) | (newer << _LINK_SHIFT)
         at_newer = newer * SEGMENT_WORDS + ORDER
@@ -322,11 +314,9 @@ class SegmentTable:
 
     def pass_empty(self) -> None:
         """Begin to look for the oldest of each queue where the looks so far have ended, and choose anew."""
-        queue: i64 = 0
-        while queue < len(self._oldest_queued):
+        for queue in range(len(self._oldest_queued)):
             self._oldest_queued[queue] = int(self._pass_empty(queue))
             self._stays[queue] = False
-            queue += 1
 
     def _pass_empty(self, queue: i64) -> i64:
         segment: i64 = self._oldest_queued[queue]
