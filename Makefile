@@ -38,7 +38,8 @@ setup: .venv/ready ## Make .venv with all that the other targets need; they do t
 		print(*p["build-system"]["requires"], *p["project"]["dependencies"], *[r for x in sys.argv[1:] for r in e[x]], sep="\n")' \
 		$(EXTRAS) > .venv/requirements.txt
 	@$(VENV_PYTHON) -m pip install --quiet --upgrade pip
-	@$(VENV_PYTHON) -m pip install --quiet --requirement .venv/requirements.txt
+	@set -o pipefail; $(VENV_PYTHON) -m pip install --progress-bar off --requirement .venv/requirements.txt \
+		| sed -u -n -e 's/^Collecting \([^ ]*\).*/  \1/p' -e 's/^Installing.*/  installing them/p'
 	@printf '%s\n' "$$KVCM" > .venv/bin/kvcm; chmod +x .venv/bin/kvcm
 	@touch $@
 
@@ -75,8 +76,9 @@ interpreted: setup # Only rawref: the rest runs from the sources.
 compiled: setup ## Compile the package into build/compiled, if anything has changed.
 	$(call build_tree,compiled,kv_cache_manager_v2 rawref,,4 minutes, or 8 beside busy neighbours)
 
-demo: compiled ## Serve a generated workload through the manager and the fake engine, every byte checked.
-	$(COMPILED) $(VENV_PYTHON) -P -m kv_cache_manager_v2.replay --verify $(REPLAY)
+demo: interpreted ## Serve a generated workload through the manager and a fake engine, every byte checked: interpreted at once, then compiled.
+	@$(VENV_PYTHON) -P benchmarks/demo.py --interpreted $(CURDIR)/build/interpreted:$(CURDIR) --compiled $(CURDIR)/build/compiled \
+		--build "$(MAKE) --no-print-directory compiled" $(REPLAY)
 
 test: testp testc ## All tests, interpreted and then compiled.
 
