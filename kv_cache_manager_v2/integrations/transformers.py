@@ -2,7 +2,7 @@
 
     pool = PagedCachePool(model, memory_bytes=1 << 30)
     with pool.open(input_ids) as cache:
-        output = model.generate(input_ids, past_key_values=cache, max_new_tokens=64)
+        output = model.generate(input_ids, cache=cache, max_new_tokens=64)  # past_key_values=cache in transformers 5.23
 
 Requests of one pool share prefixes; while room is short some are suspended, and their pages lie on the tiers below. Two hooks on the
 model tell a `PagedCache` that a forward pass begins and ends, and which token ids it is over; other caches pass by.
@@ -33,18 +33,14 @@ from ..storage.debug_fill import DebugFill
 
 try:
     import torch
-    import transformers
 
     from .torch import LayerView, layer_view
     from .transformers_cache import PagedCache, Row
-    from .transformers_model import LayerDescription, describe, describe_layers, make_config
+    from .transformers_model import ForwardArguments, LayerDescription, describe, describe_layers, make_config, require_release
 except ImportError as error:
-    raise missing_package("kv_cache_manager_v2.integrations.transformers", "'transformers>=5.23,<6' torch", error) from error
+    raise missing_package("kv_cache_manager_v2.integrations.transformers", "'transformers>=5.23,<5.25' torch", error) from error
 
 __all__ = ["PagedCache", "PagedCachePool", "describe"]
-
-MIN_VERSION: Final = (5, 23)
-"""Of transformers; the caches' classes were others before."""
 
 
 class PagedCachePool:
@@ -57,10 +53,11 @@ class PagedCachePool:
     ``initial_pool_ratio``).
     ``debug_fill``: what is written into freed pages, as for `KVCacheManager`. One thread at a time.
 
-    `ValueError` for a model or a version of transformers that is not supported: the message names the layer, or the version.
+    `ValueError` for a model or a release of transformers that is not supported: the message names the layer, or the release. One that is
+    newer than those tested is tried with one token, and then warned of.
     """
 
-    __slots__ = ("manager", "layers", "tokens_per_block", "_model", "_device", "_views", "_caches", "_hooks", "_is_open")
+    __slots__ = ("manager", "layers", "tokens_per_block", "_model", "_forward", "_device", "_views", "_caches", "_hooks", "_is_open")
 
     def __init__(
         self,
@@ -74,8 +71,9 @@ class PagedCachePool:
         debug_fill: DebugFill | None = None,
         **options: Any,
     ) -> None:
-        require_version(transformers.__version__)
         self._is_open = False
+        self._forward: Final = ForwardArguments(model)
+        require_release(model)
         self.layers: Final[list[LayerDescription]] = describe_layers(model)
         devices = {parameter.device for parameter in model.parameters()}
         if len(devices) != 1:
@@ -218,26 +216,21 @@ class PagedCachePool:
     # -- the model's passes --------------------------------------------------------------------------------------------
 
     def _before_pass(self, _model: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        cache = self._own_cache(keywords)
-        if cache is not None:
-            input_ids = keywords.get("input_ids", arguments[0] if arguments else None)
+        named = self._forward.named(arguments, keywords)
+        cache = named.get(self._forward.cache_name)
+        if isinstance(cache, PagedCache) and cache.pool is self:
+            input_ids = named.get("input_ids")
             if not isinstance(input_ids, torch.Tensor):
                 raise ValueError("a PagedCache needs input_ids: its pages are found again by their tokens, not by inputs_embeds")
             cache.begin_step(input_ids)
 
-    def _after_pass(self, _model: Any, _arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
-        cache = self._own_cache(keywords)
-        if cache is not None and output is None:  # the pass raised
-            cache.forget_step()
-        elif cache is not None:
-            cache.end_step()
-
-    def _own_cache(self, keywords: dict[str, Any]) -> PagedCache | None:
-        for name in ("past_key_values", "cache_params"):
-            cache = keywords.get(name)
-            if isinstance(cache, PagedCache) and cache.pool is self:
-                return cache
-        return None
+    def _after_pass(self, _model: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
+        cache = self._forward.named(arguments, keywords).get(self._forward.cache_name)
+        if isinstance(cache, PagedCache) and cache.pool is self:
+            if output is None:  # the pass raised
+                cache.forget_step()
+            else:
+                cache.end_step()
 
     def _prefill_to_snapshots(self, cache: PagedCache, prompts: npt.NDArray[np.int64], attention_mask: torch.Tensor | None) -> None:
         """Run the prompt up to where snapshots of recurrent state should be left, so that equal prompts can begin there."""
@@ -256,7 +249,7 @@ class PagedCachePool:
             else:
                 keywords["position_ids"] = torch.arange(cache.num_tokens, end, device=self._model.device)[None, :]
             with torch.no_grad():
-                self._model(input_ids=chunk, past_key_values=cache, use_cache=True, **keywords)
+                self._model(input_ids=chunk, use_cache=True, **{self._forward.cache_name: cache}, **keywords)
 
 
 class _Pages:
@@ -272,13 +265,6 @@ class _Pages:
 
     def rows(self, kv_cache: Any) -> npt.NDArray[np.int32]:
         return self._view.rows(kv_cache)
-
-
-def require_version(version: str) -> None:
-    """`ValueError` unless transformers is of a version that the caches were made for."""
-    numbers = tuple(int(number) for number in version.split(".")[:2])
-    if numbers < MIN_VERSION or numbers[0] != MIN_VERSION[0]:
-        raise ValueError(f"transformers is {version}; supported are {MIN_VERSION[0]}.{MIN_VERSION[1]} and later of {MIN_VERSION[0]}.x")
 
 
 def _make_device(device: Any) -> Device:

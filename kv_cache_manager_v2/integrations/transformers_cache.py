@@ -38,7 +38,7 @@ class Row:
 
 
 class PagedCache(Cache):
-    """What `model.generate(past_key_values=...)` and a forward pass of the pool's model take.
+    """What `model.generate(cache=...)` and a forward pass of the pool's model take.
 
     ``reused_tokens``: how many tokens of the prompts need no forward pass. A context manager: leaving it closes the sequences, whose
     blocks stay in the pool for later prompts. `LogicError` for a pass of another model, and once closed.

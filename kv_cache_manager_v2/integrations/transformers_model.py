@@ -5,10 +5,13 @@ the pass leaves in a `DynamicCache`. So no family of models has to be known here
 for models that are not loaded. What both say of one model is compared in `tests/integrations/test_descriptions_agree.py`.
 """
 
+import inspect
+import warnings
 from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
+import transformers
 from transformers import DynamicCache
 from transformers.cache_utils import get_layer_types_and_kwargs
 
@@ -21,6 +24,61 @@ ATTENTION_KINDS: Final = ("full_attention", "sliding_attention", "chunked_attent
 STATE_KINDS: Final = ("conv", "linear_attention", "hybrid", "hybrid_sliding")
 NO_CACHE: Final = "dummy"
 """Layers without a cache of their own: they read another layer's, or have no attention."""
+TESTED: Final = ((5, 23), (5, 24))
+"""Releases of transformers, from the first to the last that the caches were tried with."""
+_RANGE: Final = "transformers>=5.23,<5.25"
+
+
+class ForwardArguments:
+    """The arguments of a model's forward by name, as hooks get them: the cache's name differs between releases and models."""
+
+    __slots__ = ("cache_name", "_names")
+
+    def __init__(self, model: Any) -> None:
+        self._names: Final = list(inspect.signature(model.forward).parameters)
+        cache_name = next((name for name in ("cache", "past_key_values", "cache_params") if name in self._names), None)
+        if cache_name is None:
+            raise ValueError(f"{type(model).__name__}.forward takes no cache: it has {', '.join(self._names)}")
+        self.cache_name: Final[str] = cache_name
+
+    def named(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, Any]:
+        """All of a call; a cache under a name that the release still takes is under this one's."""
+        named = {**dict(zip(self._names, arguments, strict=False)), **keywords}
+        for name in ("past_key_values", "cache_params"):
+            if name != self.cache_name and named.get(name) is not None:
+                named.setdefault(self.cache_name, named.pop(name))
+        return named
+
+
+def require_release(model: Any, version: str = transformers.__version__) -> None:
+    """`ValueError` unless the caches work with this release of transformers; a warning if it was never tried and they do.
+
+    Of a release that was never tried one token is generated: hooks before and after the pass must see the cache, which must get keys.
+    """
+    numbers = tuple(int(number) for number in version.split(".")[:2])
+    if TESTED[0] <= numbers <= TESTED[1]:
+        return
+    if numbers[0] != TESTED[0][0] or numbers < TESTED[0]:
+        raise ValueError(f"transformers is {version}; tested are 5.23 and 5.24: pip install '{_RANGE}'")
+    forward, cache = ForwardArguments(model), DynamicCache(config=model.config)
+    seen: list[bool] = []
+
+    def see(_model: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], *_output: Any) -> None:
+        seen.append(forward.named(arguments, keywords).get(forward.cache_name) is cache)
+
+    hooks = [model.register_forward_pre_hook(see, with_kwargs=True), model.register_forward_hook(see, with_kwargs=True)]
+    prompt = torch.zeros((1, 2), dtype=torch.long, device=model.device)
+    try:
+        model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=1, do_sample=False, **{forward.cache_name: cache})
+        failure = "" if seen == [True, True] and cache.get_seq_length() == 2 else "hooks on the model do not see its cache"
+    except Exception as error:  # whatever another release does
+        failure = str(error)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if failure:
+        raise ValueError(f"transformers {version} is newer than 5.24, the last one tested, and fails: {failure}; pip install '{_RANGE}'")
+    warnings.warn(f"transformers {version} is newer than 5.24, the last one that this library was tested with", stacklevel=3)
 
 
 class StateDescription:
@@ -102,7 +160,8 @@ def describe_layers(model: Any) -> list[LayerDescription]:
             raise ValueError(f"layer {layer_id} of {type(model).__name__} is {kind!r}; supported are {', '.join(supported)}")
     cache = DynamicCache(config=config)
     with torch.no_grad():
-        model(input_ids=torch.zeros((1, 2), dtype=torch.long, device=model.device), past_key_values=cache, use_cache=True)
+        prompt = torch.zeros((1, 2), dtype=torch.long, device=model.device)
+        model(input_ids=prompt, use_cache=True, **{ForwardArguments(model).cache_name: cache})
     layers: list[LayerDescription] = []
     for layer_id, (kind, argument) in enumerate(zip(kinds, arguments, strict=True)):
         layer = cache.layers[layer_id]

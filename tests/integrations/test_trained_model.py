@@ -13,6 +13,8 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("gguf")
 pytest.importorskip("accelerate")
 
+from integrations.small_models import with_cache  # noqa: E402
+
 from kv_cache_manager_v2.integrations.transformers import PagedCachePool  # noqa: E402
 
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -38,7 +40,7 @@ def trained() -> Iterator[tuple[Any, Any]]:
 
 def answer(model: Any, prompt: Any, cache: Any) -> tuple[list[int], float]:
     """The greedy answer, and the seconds until its first token."""
-    options = {"do_sample": False, "past_key_values": cache}
+    options = {"do_sample": False, **with_cache(model, cache)}
     begin = time.perf_counter()
     first = model.generate(prompt, max_new_tokens=1, **options)
     seconds = time.perf_counter() - begin

@@ -1,5 +1,7 @@
 """Wrong models, prompts and calls are refused with an error that names them, and nothing is half done."""
 
+import inspect
+import warnings
 from typing import Any
 
 import pytest
@@ -7,10 +9,11 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from integrations.small_models import draw_tokens, make_model  # noqa: E402
+from integrations.small_models import draw_tokens, make_model, with_cache  # noqa: E402
 
 from kv_cache_manager_v2 import GpuCacheTierConfig, LogicError, OutOfPagesError  # noqa: E402
-from kv_cache_manager_v2.integrations.transformers import PagedCachePool, describe, require_version  # noqa: E402
+from kv_cache_manager_v2.integrations.transformers import PagedCachePool, describe  # noqa: E402
+from kv_cache_manager_v2.integrations.transformers_model import ForwardArguments, require_release  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -40,20 +43,53 @@ def test_a_layer_of_an_unknown_kind(model: Any) -> None:
     assert len(model._forward_pre_hooks) == 0
 
 
-def test_versions() -> None:
-    require_version("5.23.0")
-    require_version("5.24.0.dev0")
+class _HiddenCache(transformers.LlamaForCausalLM):  # type: ignore[misc]
+    """As another release could be: what `generate` is given does not reach the forward pass."""
+
+    def generate(self, input_ids: Any, **options: Any) -> Any:
+        options.pop(ForwardArguments(self).cache_name)
+        return super().generate(input_ids, **options)
+
+
+def test_releases(model: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for version in ("5.23.0", "5.24.1", "5.24.0.dev0"):
+            require_release(model, version)
     for version in ("4.57.1", "5.22.9", "6.0.0"):
-        with pytest.raises(ValueError, match=f"transformers is {version}; supported are 5.23 and later of 5.x"):
-            require_version(version)
+        with pytest.raises(ValueError, match=f"transformers is {version}; tested are 5.23 and 5.24: pip install"):
+            require_release(model, version)
+
+
+def test_a_release_that_was_never_tried(model: Any) -> None:
+    with pytest.warns(UserWarning, match="transformers 5.99.0 is newer than 5.24, the last one that this library was tested with") as found:
+        require_release(model, "5.99.0")
+    assert len(found) == 1
+    with pytest.raises(ValueError, match="5.99.0 is newer than 5.24, .* and fails: hooks on the model do not see its cache"):
+        require_release(_HiddenCache(model.config).eval(), "5.99.0")
+    assert len(model._forward_pre_hooks) == len(model._forward_hooks) == 0
+
+
+@pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated:FutureWarning")
+def test_a_cache_by_its_old_name_and_by_position(model: Any) -> None:
+    """The hooks find it however the model gets it."""
+    prompt = draw_tokens(1, 20, seed=4)
+    with PagedCachePool(model, 1 << 20) as pool:
+        with pool.open(prompt) as cache:
+            model.generate(prompt, past_key_values=cache, max_new_tokens=3)
+            assert cache.num_tokens == 22
+        with pool.open(prompt) as cache, torch.no_grad():
+            assert list(inspect.signature(model.forward).parameters)[3] == ForwardArguments(model).cache_name
+            model(prompt[:, 19:], None, torch.tensor([[19]]), cache)
+            assert cache.num_tokens == 20
 
 
 def test_another_prompt_than_the_cache_was_opened_with(model: Any) -> None:
     with PagedCachePool(model, 1 << 20) as pool, pool.open(draw_tokens(1, 20, seed=1)) as cache:
         with pytest.raises(ValueError, match="token 0 of row 0 is .*, but the cache was opened with"):
-            model.generate(draw_tokens(1, 20, seed=2), past_key_values=cache, max_new_tokens=3)
+            model.generate(draw_tokens(1, 20, seed=2), **with_cache(model, cache), max_new_tokens=3)
         # Nothing is lost: the right prompt goes on.
-        model.generate(draw_tokens(1, 20, seed=1), past_key_values=cache, max_new_tokens=3)
+        model.generate(draw_tokens(1, 20, seed=1), **with_cache(model, cache), max_new_tokens=3)
 
 
 def test_a_cache_with_another_model(model: Any) -> None:
@@ -61,7 +97,7 @@ def test_a_cache_with_another_model(model: Any) -> None:
     prompt = draw_tokens(1, 20, seed=1)
     with PagedCachePool(model, 1 << 20) as pool, pool.open(prompt) as cache:
         with pytest.raises(LogicError, match="outside of a forward pass of its pool's model"):
-            other.generate(prompt, past_key_values=cache, max_new_tokens=3)
+            other.generate(prompt, **with_cache(model, cache), max_new_tokens=3)
 
 
 def test_a_closed_cache_and_a_closed_pool(model: Any) -> None:
@@ -71,7 +107,7 @@ def test_a_closed_cache_and_a_closed_pool(model: Any) -> None:
         cache.close()
         cache.close()
         with pytest.raises(LogicError, match="this cache is closed"):
-            model.generate(prompt, past_key_values=cache, max_new_tokens=3)
+            model.generate(prompt, **with_cache(model, cache), max_new_tokens=3)
     pool.close()
     with pytest.raises(LogicError, match="the pool is closed"):
         pool.open(prompt)
@@ -100,7 +136,7 @@ def test_wrong_prompts(model: Any) -> None:
 def test_tokens_that_were_committed_are_not_taken_back(model: Any) -> None:
     prompt = draw_tokens(1, 20, seed=1)
     with PagedCachePool(model, 1 << 20) as pool, pool.open(prompt) as cache:
-        model.generate(prompt, past_key_values=cache, max_new_tokens=3)
+        model.generate(prompt, **with_cache(model, cache), max_new_tokens=3)
         with pytest.raises(ValueError, match="activate_past_recording"):
             cache.crop(-2)
         with pytest.raises(ValueError, match="give a negative number"):
@@ -111,8 +147,8 @@ def test_no_room_says_what_is_missing(model: Any) -> None:
     prompt = draw_tokens(1, 1000, seed=1)
     with PagedCachePool(model, 1 << 18) as pool, pool.open(prompt) as cache:
         with pytest.raises(OutOfPagesError, match="level 0, pool group 0"):
-            model.generate(prompt, past_key_values=cache, max_new_tokens=3)
+            model.generate(prompt, **with_cache(model, cache), max_new_tokens=3)
         short = draw_tokens(1, 20, seed=3)
         with pool.open(short) as other:
-            model.generate(short, past_key_values=other, max_new_tokens=3)
+            model.generate(short, **with_cache(model, other), max_new_tokens=3)
         pool.manager.check_invariants()

