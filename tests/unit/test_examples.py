@@ -52,9 +52,3 @@ def test_readme_shows_the_smallest_example() -> None:
     example = ROOT / "examples" / "minimal.py"
     assert f"```python\n{example.read_text(encoding='utf-8')}```" in (ROOT / "README.md").read_text(encoding="utf-8")
     assert text_blocks("README.md")[0] == output_of(str(example)).strip("\n")
-
-
-def test_readme_says_how_many_more_there_are() -> None:
-    numbers = ("seven", "eight", "nine", "ten", "eleven", "twelve")
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert f"[examples](examples) has {numbers[len(EXAMPLES) - 8]} more." in text
