@@ -25,7 +25,7 @@ class BlockRequests:
     ``num_whole[i]``: how many of its blocks are not cut; ``recorded_hints[i]``: whether it continues, by its stop reason.
     ``parents[b]``: the block before block ``b``, or -1."""
 
-    __slots__ = ("name", "requests", "parents", "num_accesses", "num_generated", "num_whole", "recorded_hints")
+    __slots__ = ("name", "requests", "parents", "num_accesses", "num_generated", "num_whole", "recorded_hints", "block_tokens")
 
     name: Final[str]
     requests: Final[list[BlockIds]]
@@ -34,10 +34,13 @@ class BlockRequests:
     num_generated: Final[list[int]]
     num_whole: Final[list[int]]
     recorded_hints: Final[list[bool | None]]
+    block_tokens: Final[int]
+    """Of a whole block; 0: not known."""
 
     def __init__(
         self, name: str, requests: list[BlockIds], parents: list[int], num_generated: list[int] | None = None,
         num_whole: list[int] | None = None, recorded_hints: list[bool | None] | None = None,
+        block_tokens: int = 0,
     ) -> None:  # fmt: skip
         """Where nothing is given: nothing was generated, all blocks are whole, and no hint was recorded."""
         self.name = name
@@ -47,6 +50,7 @@ class BlockRequests:
         self.num_generated = [0] * len(requests) if num_generated is None else num_generated
         self.num_whole = [len(blocks) for blocks in requests] if num_whole is None else num_whole
         self.recorded_hints = [None] * len(requests) if recorded_hints is None else recorded_hints
+        self.block_tokens = block_tokens
 
     @property
     def num_blocks(self) -> int:
@@ -64,7 +68,7 @@ def read_blocks(workload: Workload, block_tokens: int, requests_in_order: Iterab
     num_whole: list[int] = []
     recorded_hints: list[bool | None] = []
     has_block_ids = False
-    block_size = 0
+    block_size = block_tokens
     if isinstance(workload, TraceWorkload) and workload.has_block_ids:
         has_block_ids = True
         block_size = workload.tokens_per_hash_id
@@ -99,4 +103,4 @@ def read_blocks(workload: Workload, block_tokens: int, requests_in_order: Iterab
         recorded_hints.append(request.continues)
     for position, length in single:
         num_whole[position] = int(length >= block_size)
-    return BlockRequests(workload.name, requests, parents, num_generated, num_whole, recorded_hints)
+    return BlockRequests(workload.name, requests, parents, num_generated, num_whole, recorded_hints, block_size)

@@ -3,6 +3,7 @@
 import argparse
 import math
 import sys
+from collections.abc import Sequence
 from typing import Final
 
 from .. import EvictionPolicy
@@ -29,7 +30,7 @@ from .trace import TraceWorkload
 from .trace_option import scan_usable
 
 COMPARE_HELP: Final = "hit rates of eviction policies, beside the optimum, on traces and made workloads"
-DEFAULT_SIZES: Final = (1_000, 2_000, 5_000, 10_000, 20_000, 50_000)
+_DEFAULT_SIZES: Final = ("1%", "2%", "5%", "10%", "20%", "50%")
 _DEFAULT_NUM_REQUESTS: Final = 3_000
 _DEFAULT_BLOCK_TOKENS: Final = 64
 _TOO_MANY: Final = 1_000_000_000
@@ -55,7 +56,7 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--blocks", type=_sizes, metavar="N,N,...",
         help="sizes of the cache in blocks, or in percent of the working set: 5000,20000 or 1%%,10%% (default: "
-        + ",".join([str(size) for size in DEFAULT_SIZES]) + " for traces, 1%%,2%%,5%%,10%%,20%% for workloads)",
+        + ",".join(_DEFAULT_SIZES).replace("%", "%%") + ")",
     )  # fmt: skip
     parser.add_argument(
         "--levels", type=_level_sizes, metavar="N,N,...",
@@ -116,7 +117,7 @@ def run_compare_command(options: argparse.Namespace, parser: argparse.ArgumentPa
             sys.stderr.write(f"{path}: no time stamps, so sessions come as the lines stand; --sessions N takes N at a time\n")
         traces.append(trace)
     num_sources = len(traces) + len(options.workload)
-    num_sizes = len(options.blocks or DEFAULT_SIZES)
+    num_sizes = len(options.blocks or _DEFAULT_SIZES)
     num_runs = num_sizes * (len(options.policies) + 1) if options.levels is None else len(options.policies)
     progress = ComparisonProgress(sys.stderr, num_sources * num_runs, options.quiet)
     results: list[SourceComparison] = []
@@ -126,11 +127,11 @@ def run_compare_command(options: argparse.Namespace, parser: argparse.ArgumentPa
             read = read_blocks(source, options.trace_block or _DEFAULT_BLOCK_TOKENS, in_order)
             if options.hints == RECORDED and read.recorded_hints.count(None) == len(read.recorded_hints):
                 parser.error(f"--hints recorded: no request of {source.path} has a stop reason that says whether its session goes on")
-            results.append(_compare(read, options, [str(size) for size in DEFAULT_SIZES], progress))
+            results.append(_compare(read, options, progress))
         for name in options.workload:
             workload = make_workload(name, options.seed, options.limit or _DEFAULT_NUM_REQUESTS)
             blocks = read_blocks(workload, options.workload_block or _DEFAULT_BLOCK_TOKENS)
-            results.append(_compare(blocks, options, ["1%", "2%", "5%", "10%", "20%"], progress))
+            results.append(_compare(blocks, options, progress))
     finally:
         progress.stop()
     comparison = Comparison(tuple(results))
@@ -146,16 +147,14 @@ def run_compare_command(options: argparse.Namespace, parser: argparse.ArgumentPa
     return EXIT_OK
 
 
-def _compare(
-    blocks: BlockRequests, options: argparse.Namespace, default_sizes: list[str], progress: ComparisonProgress
-) -> SourceComparison:
+def _compare(blocks: BlockRequests, options: argparse.Namespace, progress: ComparisonProgress) -> SourceComparison:
     hints = make_hints(blocks, options.hints, options.seed)
     name = ""
     if options.hints is not None:
         name = "the recorded stop reasons" if options.hints == RECORDED else f"what comes next, {options.hints:.0%} right"
     if options.levels is not None:
         return compare_levels(blocks, options.levels, options.policies, options.min_reuse_probability, hints, name, progress)
-    return compare_source(blocks, _sizes_for(blocks, options.blocks or default_sizes), options.policies, hints, name, progress)
+    return compare_source(blocks, _sizes_for(blocks, options.blocks or _DEFAULT_SIZES), options.policies, hints, name, progress)
 
 
 def _show(result: SourceComparison) -> None:
@@ -174,7 +173,7 @@ def _show(result: SourceComparison) -> None:
     sys.stdout.write("\n".join(aligned(rows)) + "\n")
 
 
-def _sizes_for(blocks: BlockRequests, texts: list[str]) -> list[int]:
+def _sizes_for(blocks: BlockRequests, texts: Sequence[str]) -> list[int]:
     """Ascending, each once; a share of the working set is at least one block."""
     sizes: set[int] = set()
     for text in texts:

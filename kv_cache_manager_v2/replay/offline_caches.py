@@ -1,7 +1,8 @@
 """Offline caches that know the future: the optimum, and LRU without blocks that are never used again.
 
 The optimum is Belady's: the block needed last is evicted first, and blocks that are never needed again are not cached. A block is
-never needed later than its children, so this keeps to prefixes by itself.
+never needed later than its children, so this keeps to prefixes by itself. As in any cache, a prompt that runs has slots for its blocks (the
+first ones, where it has more of them), and room is made before it begins.
 """
 
 from heapq import heappop, heappush
@@ -30,40 +31,47 @@ def count_optimal_hits(blocks: BlockRequests, uses: list[list[int]], num_slots: 
     farthest: list[tuple[int, int, int]] = []
     hits = 0
     for ordinal, request in enumerate(blocks.requests):
-        is_hit = True
-        for place, block in enumerate(request):
-            is_hit = is_hit and block in cached
-            hits += is_hit
-            use = uses[ordinal][place]
-            if use == never:
-                cached.pop(block, None)
-            else:
-                cached[block] = use
-                heappush(farthest, (-use, -place, block))
-        while len(cached) > num_slots:
+        running = request[:num_slots]
+        hits += _count_cached(running, cached)
+        for block in running:
+            cached.pop(block, None)
+        while len(cached) > num_slots - len(running):
             negative_use, _place, victim = heappop(farthest)
             if cached.get(victim) == -negative_use:
                 del cached[victim]
+        for place, block in enumerate(running):
+            use = uses[ordinal][place]
+            if use != never:
+                cached[block] = use
+                heappush(farthest, (-use, -place, block))
     return hits
 
 
 def count_hits_of_reused(blocks: BlockRequests, uses: list[list[int]], num_slots: int) -> int:
     """Hits of LRU without the blocks that are never needed again."""
     never = len(blocks.requests)
-    cached: dict[int, None] = {}
+    cached: dict[int, int] = {}
     hits = 0
     for ordinal, request in enumerate(blocks.requests):
-        is_hit = True
-        for block in request:
-            is_hit = is_hit and block in cached
-            hits += is_hit
+        running = request[:num_slots]
+        hits += _count_cached(running, cached)
+        for block in running:
             cached.pop(block, None)
-        for place in range(len(request) - 1, -1, -1):
-            if uses[ordinal][place] != never:
-                cached[request[place]] = None
-        while len(cached) > num_slots:
+        while len(cached) > num_slots - len(running):
             del cached[next(iter(cached))]
+        for place in range(len(running) - 1, -1, -1):
+            use = uses[ordinal][place]
+            if use != never:
+                cached[running[place]] = use
     return hits
+
+
+def _count_cached(request: list[int], cached: dict[int, int]) -> int:
+    """Leading blocks that are cached."""
+    count = 0
+    while count < len(request) and request[count] in cached:
+        count += 1
+    return count
 
 
 def count_reusable(blocks: BlockRequests) -> int:

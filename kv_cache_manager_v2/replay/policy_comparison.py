@@ -39,7 +39,7 @@ class LevelRow(Value):
 @dataclass(frozen=True)
 class SourceComparison(Value):
     """One trace or workload; ``num_blocks`` different blocks are its working set. ``level_rows``: where levels were asked for.
-    ``hints``: what LEARNED was told, in words; empty without."""
+    ``hints``: what LEARNED was told, in words; empty without. ``block_tokens``: of a whole block."""
 
     name: str
     requests: int
@@ -48,6 +48,7 @@ class SourceComparison(Value):
     rows: tuple[ComparisonRow, ...]
     level_rows: tuple[LevelRow, ...] = ()
     hints: str = ""
+    block_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def compare_source(
         rates[OPTIMUM] = count_optimal_hits(blocks, uses, num_slots) / total
         rates[INFINITE] = count_reusable(blocks) / total
         rows.append(ComparisonRow(num_slots, rates))
-    return SourceComparison(blocks.name, len(blocks.requests), blocks.num_accesses, blocks.num_blocks, tuple(rows), (), hints_name)
+    return _source(blocks, tuple(rows), (), hints_name)
 
 
 def compare_levels(
@@ -98,7 +99,16 @@ def compare_levels(
             cache.serve(request, num_generated, hint)
         hit_rates = tuple([hits / total for hits in cache.num_hits])
         rows.append(LevelRow(policy.value, hit_rates, tuple([written / total for written in cache.num_written])))
-    return SourceComparison(blocks.name, len(blocks.requests), blocks.num_accesses, blocks.num_blocks, (), tuple(rows), hints_name)
+    return _source(blocks, (), tuple(rows), hints_name)
+
+
+def _source(
+    blocks: BlockRequests, rows: tuple[ComparisonRow, ...], level_rows: tuple[LevelRow, ...], hints: str
+) -> SourceComparison:
+    num_requests = len(blocks.requests)
+    return SourceComparison(
+        blocks.name, num_requests, blocks.num_accesses, blocks.num_blocks, rows, level_rows, hints, blocks.block_tokens
+    )
 
 
 def comparison_header(source: SourceComparison) -> tuple[str, ...]:
@@ -129,6 +139,7 @@ def comparison_rows(source: SourceComparison) -> list[tuple[str, ...]]:
 def source_title(source: SourceComparison) -> str:
     told = f", LEARNED told {source.hints}" if source.hints != "" else ""
     return (
-        f"{source.name}: {source.requests:,} prompts of {source.accesses:,} blocks, {source.num_blocks:,} different ones; "
+        f"{source.name}: {source.requests:,} prompts of {source.accesses:,} blocks of {source.block_tokens:,} tokens, "
+        f"{source.num_blocks:,} different ones; "
         f"{'hits in percent' if len(source.level_rows) == 0 else 'hits and written blocks in percent of them'}{told}"
     )

@@ -85,7 +85,7 @@ def test_no_policy_beats_the_optimum_and_all_are_perfect_with_room_for_everythin
 
 
 def best_by_trying(blocks: BlockRequests, num_slots: int) -> int:
-    """Every set of blocks that could be kept after each request."""
+    """Every set of blocks that could be kept beside each request while it runs, and after it."""
     states: dict[frozenset[int], int] = {frozenset(): 0}
     for request in blocks.requests:
         following: dict[frozenset[int], int] = {}
@@ -93,10 +93,12 @@ def best_by_trying(blocks: BlockRequests, num_slots: int) -> int:
             prefix = 0
             while prefix < len(request) and request[prefix] in cached:
                 prefix += 1
-            available = cached | set(request)
-            for size in range(min(num_slots, len(available)) + 1):
-                for kept in combinations(sorted(available), size):
-                    state = frozenset(kept)
+            running = frozenset(request[:num_slots])
+            others = sorted(cached - running)
+            for size in range(min(num_slots - len(running), len(others)) + 1):
+                for kept in combinations(others, size):
+                    # What is dropped after the request is as good as dropped before the next one.
+                    state = running | frozenset(kept)
                     following[state] = max(following.get(state, 0), hits + prefix)
         states = following
     return max(states.values())
@@ -106,7 +108,7 @@ def best_by_trying(blocks: BlockRequests, num_slots: int) -> int:
 def test_the_optimum_is_one(seed: int) -> None:
     blocks = random_requests(seed, 7)
     uses = next_uses(blocks)
-    for num_slots in (1, 2, 3):
+    for num_slots in (1, 2, 3, 4, 5):
         assert count_optimal_hits(blocks, uses, num_slots) == best_by_trying(blocks, num_slots)
         assert count_hits_of_reused(blocks, uses, num_slots) <= best_by_trying(blocks, num_slots)
 
@@ -163,12 +165,22 @@ def test_the_command_on_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[st
     path = write_trace(tmp_path, *LINES)
     assert main(["compare-policies", path, "--blocks", "3,4", "--policies", "lru,arc", "--json", "-"]) == 0
     (source,) = json.loads(capsys.readouterr().out)["sources"]
-    assert (source["requests"], source["accesses"], source["num_blocks"]) == (3, 8, 4)
+    assert (source["requests"], source["accesses"], source["num_blocks"], source["block_tokens"]) == (3, 8, 4, 512)
     small, large = source["rows"]
-    # With 3 slots the second prompt's block 4 takes the place of 9: hits 0, 1, then 7 and 8. The optimum keeps 9.
+    # With 3 slots the second prompt's block 4 takes the place of 9: hits 0, 1, then 7 and 8. While 7 and 4 run, one slot
+    # is left, so no cache keeps both 8 and 9.
     assert small["hit_rates"]["lru"] == 3 / 8
-    assert small["hit_rates"]["optimum"] == 4 / 8
+    assert small["hit_rates"]["optimum"] == 3 / 8
     assert large["hit_rates"] == {"lru": 4 / 8, "arc": 4 / 8, "lru-of-reused": 4 / 8, "optimum": 4 / 8, "infinite": 4 / 8}
+
+
+def test_sizes_follow_the_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """100 different blocks: without --blocks, sizes of 1 to 50 of them, each a row; the title says how long a block is."""
+    lines = [b'{"timestamp": 0, "input_length": 512, "output_length": 3, "hash_ids": [%d]}' % block for block in range(100)]
+    assert main(["compare-policies", write_trace(tmp_path, *lines), "--policies", "lru", "--quiet"]) == 0
+    title, _, *rows = capsys.readouterr().out.splitlines()
+    assert "100 blocks of 512 tokens" in title
+    assert [row.split()[0] for row in rows] == ["1", "2", "5", "10", "20", "50"]
 
 
 def test_the_command_on_made_workloads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
