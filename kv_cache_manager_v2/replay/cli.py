@@ -1,4 +1,4 @@
-"""The command line: ``kvcm COMMAND ...``, or ``python -m kv_cache_manager_v2.replay COMMAND ...``, which replays by default.
+"""The command line: ``kvcm COMMAND ...``, which is ``python -m kv_cache_manager_v2 COMMAND ...``.
 
 Exit codes: `describe_exit_codes`. A trace that has bad lines (and no ``--skip-bad``) is not what it should be; what Ctrl-C ends has the
 report so far.
@@ -10,24 +10,49 @@ import errno
 import io
 import os
 import sys
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
 
 from .. import __version__
 from .bad_input import BadInputError
 from .cache_command import CACHE_HELP, add_cache_options, run_cache_command
 from .compare_command import COMPARE_HELP, add_compare_options, run_compare_command
+from .completion_command import COMPLETION_HELP, add_completion_options, run_completion_command
 from .convert_command import CONVERT_HELP, add_convert_options, run_convert_command
 from .exit_codes import EXIT_BAD_INPUT, EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, describe_exit_codes
 from .inspect_command import INSPECT_HELP, add_inspect_options, run_inspect_command
 from .plan_command import PLAN_HELP, add_plan_options, run_plan_command
-from .replay_command import add_replay_options, run_replay_command
+from .replay_command import REPLAY_HELP, add_replay_options, run_replay_command
 from .replayer import PlanError
 from .rerun_command import RERUN_HELP, add_rerun_options, run_rerun_command
 from .result_file import WRITE_ERRORS
+from .selftest_command import SELFTEST_HELP, add_selftest_options, run_selftest_command
 
-_REPLAY_HELP = "serve a trace or a made workload through the manager, and report"
-COMMANDS: Final = ("replay", "convert", "rerun", "plan", "inspect", "compare-policies", "cache")
+Add: TypeAlias = Callable[[argparse.ArgumentParser], None]
+Run: TypeAlias = Callable[[argparse.Namespace, argparse.ArgumentParser], int]
+
+
+def _run_rerun(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    return run_rerun_command(options)
+
+
+def _run_cache(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    return run_cache_command(options)
+
+
+_COMMANDS: Final[dict[str, tuple[str | None, str, Add, Run]]] = {
+    "replay": ("[OPTION ...] [TRACE]", REPLAY_HELP, add_replay_options, run_replay_command),
+    "plan": ("--gpu-memory BYTES [OPTION ...] [MODEL]", PLAN_HELP, add_plan_options, run_plan_command),
+    "convert": ("[OPTION ...] IN OUT", CONVERT_HELP, add_convert_options, run_convert_command),
+    "compare-policies": ("[OPTION ...] [TRACE ...]", COMPARE_HELP, add_compare_options, run_compare_command),
+    "rerun": (None, RERUN_HELP, add_rerun_options, _run_rerun),
+    "inspect": ("[OPTION ...] FILE", INSPECT_HELP, add_inspect_options, run_inspect_command),
+    "cache": (None, CACHE_HELP, add_cache_options, _run_cache),
+    "selftest": (None, SELFTEST_HELP, add_selftest_options, run_selftest_command),
+    "completion": (None, COMPLETION_HELP, add_completion_options, run_completion_command),
+}
+"""Usage (None: made by argparse), help, options, and what runs it."""
+COMMANDS: Final = tuple(_COMMANDS)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,58 +70,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _flush(_run(argv))
 
 
-def _run(argv: Sequence[str] | None) -> int:
+def make_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """The parser of all, and each command's own."""
     parser = argparse.ArgumentParser(
         prog="kvcm", description="Tools around the KV-cache manager.", epilog="kvcm COMMAND --help says what its exit codes mean"
     )
     parser.add_argument("--version", action="version", version=__version__)
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    replay_parser = commands.add_parser(
-        "replay", usage="kvcm replay [OPTION ...] [TRACE]", help=_REPLAY_HELP, description=_REPLAY_HELP,
-        epilog=describe_exit_codes("replay"),
-    )
-    add_replay_options(replay_parser)
-    rerun_parser = commands.add_parser("rerun", help=RERUN_HELP, description=RERUN_HELP, epilog=describe_exit_codes("rerun"))
-    add_rerun_options(rerun_parser)
-    plan_parser = commands.add_parser(
-        "plan", usage="kvcm plan --gpu-memory BYTES [OPTION ...] [MODEL]", help=PLAN_HELP, description=PLAN_HELP,
-        epilog=describe_exit_codes("plan"),
-    )
-    add_plan_options(plan_parser)
-    inspect_parser = commands.add_parser(
-        "inspect", usage="kvcm inspect [OPTION ...] FILE", help=INSPECT_HELP, description=INSPECT_HELP,
-        epilog=describe_exit_codes("inspect"),
-    )
-    add_inspect_options(inspect_parser)
-    compare_parser = commands.add_parser(
-        "compare-policies", usage="kvcm compare-policies [OPTION ...] [TRACE ...]", help=COMPARE_HELP, description=COMPARE_HELP,
-        epilog=describe_exit_codes("compare-policies"),
-    )  # fmt: skip
-    add_compare_options(compare_parser)
-    convert_parser = commands.add_parser(
-        "convert", usage="kvcm convert [OPTION ...] IN OUT", help=CONVERT_HELP, description=CONVERT_HELP,
-        epilog=describe_exit_codes("convert"),
-    )
-    add_convert_options(convert_parser)
-    cache_parser = commands.add_parser("cache", help=CACHE_HELP, description=CACHE_HELP, epilog=describe_exit_codes("cache"))
-    add_cache_options(cache_parser)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    for name, (usage, text, add, _) in _COMMANDS.items():
+        command = commands.add_parser(
+            name, usage=None if usage is None else f"kvcm {name} {usage}", help=text, description=text, epilog=describe_exit_codes(name)
+        )
+        add(command)
+    return parser, commands.choices
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    parser, commands = make_parser()
+    arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        options, unknown = parser.parse_known_args(argv)
-        if len(unknown) > 0:
-            _refuse(commands.choices[options.command], unknown)
-        if options.command == "convert":
-            return run_convert_command(options, convert_parser)
-        if options.command == "plan":
-            return run_plan_command(options, plan_parser)
-        if options.command == "inspect":
-            return run_inspect_command(options, inspect_parser)
-        if options.command == "compare-policies":
-            return run_compare_command(options, compare_parser)
-        if options.command == "cache":
-            return run_cache_command(options)
-        if options.command == "rerun":
-            return run_rerun_command(options)
-        return run_replay_command(options, replay_parser, (sys.argv[1:] if argv is None else argv)[1:])
+        if len(arguments) == 0:
+            parser.print_help()
+            return EXIT_OK
+        if not arguments[0].startswith("-") and arguments[0] not in commands:
+            parser.error(f"no command {arguments[0]!r}; {_suggest(arguments[0], COMMANDS, parser.prog)}")
+        options, unknown = parser.parse_known_args(arguments)
+        if len(unknown) > 0 or options.command is None:
+            _refuse(parser if options.command is None else commands[options.command], unknown)
+        options.arguments = arguments[1:]
+        options.parsers = commands
+        return _COMMANDS[options.command][3](options, commands[options.command])
     except SystemExit as leaving:
         # argparse has said what is wrong, or what the options are.
         return leaving.code if isinstance(leaving.code, int) else EXIT_USAGE
@@ -119,11 +122,15 @@ def _run(argv: Sequence[str] | None) -> int:
 
 def _refuse(parser: argparse.ArgumentParser, unknown: list[str]) -> None:
     """Leave through ``parser.error``, with the option that was perhaps meant."""
-    given = unknown[0].split("=")[0]
+    given = unknown[0].split("=")[0] if len(unknown) > 0 else ""
     words = [word.strip("[]|,.") for word in parser.format_help().split()]
-    near = difflib.get_close_matches(given, [word for word in words if word.startswith("--")], 1) if given.startswith("-") else []
-    hint = f"did you mean {near[0]}?" if near else f"{parser.prog} --help lists what there is"
-    parser.error(f"unrecognized arguments: {' '.join(unknown)}; {hint}")
+    options = [word for word in words if word.startswith("--")] if given.startswith("-") else []
+    parser.error(f"unrecognized arguments: {' '.join(unknown)}; {_suggest(given, options, parser.prog)}")
+
+
+def _suggest(given: str, names: Sequence[str], program: str) -> str:
+    near = difflib.get_close_matches(given, names, 1)
+    return f"did you mean {near[0]}?" if near else f"{program} --help lists what there is"
 
 
 def _say(text: str) -> int:

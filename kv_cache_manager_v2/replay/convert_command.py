@@ -1,7 +1,8 @@
 """The command ``convert``: any log that ``replay`` reads, as JSON lines in Mooncake's format with block ids.
 
-What the reader knows is kept: times, lengths, turns (`session_id`, `delay`), and what prompts have in common, in whole blocks of
-``--block`` tokens. Each line has `block_tokens`. The file appears when all is written.
+What the reader knows is kept: `ConvertedReader` makes the same requests of it. For other readers of the format each line has ids of its
+prompt's blocks of ``--block`` tokens, and the first request of its session. The notes on the log are in the first line. The file appears
+when all is written.
 """
 
 import argparse
@@ -95,7 +96,10 @@ def _lines(log: TraceWorkload, block_tokens: int, progress: ReadProgress, num_re
     sessions: dict[int, int] = {request.after: request.after for request in log.requests() if request.after is not None}
     num_done = 0
     for request in log.requests():
-        yield json.dumps(_to_record(request, block_tokens, ids, sessions), separators=(",", ":")) + "\n"
+        record = _to_record(request, block_tokens, ids, sessions)
+        if num_done == 0 and len(log.notes()) > 0:
+            record["notes"] = log.notes()
+        yield json.dumps(record, separators=(",", ":")) + "\n"
         num_done += 1
         if num_done % _LINES_BETWEEN_UPDATES == 0:
             progress.update("writing", num_done, num_requests)
@@ -110,13 +114,18 @@ def _to_record(request: Request, block_tokens: int, ids: dict[tuple[int, bytes],
         parent = ids.setdefault((parent, tokens[begin : begin + block_tokens].tobytes()), len(ids))
         hash_ids.append(parent)
     record: dict[str, Any] = {
-        "timestamp": request.arrival_ms, "input_length": request.num_prompt_tokens, "output_length": request.num_output_tokens,
-        "hash_ids": hash_ids, "block_tokens": block_tokens,
+        "request_id": request.id, "timestamp": request.arrival_ms, "input_length": request.num_prompt_tokens,
+        "output_length": request.num_output_tokens,
+        "hash_ids": hash_ids, "block_tokens": block_tokens, "codes": request.segment_codes.tolist(),
+        "lengths": request.segment_lengths.tolist(),
     }  # fmt: skip
     if request.after is not None:
+        record["after"] = request.after
         sessions[request.id] = sessions[request.after]
     if request.id in sessions:
         record["session_id"] = sessions[request.id]
     if request.delay_ms > 0.0:
         record["delay"] = request.delay_ms
+    if request.continues is not None:
+        record["stop"] = "tool_use" if request.continues else "end_turn"
     return record

@@ -17,6 +17,7 @@ _WRONG: Final = {
     "rerun": "a call that went another way, or a broken invariant",
     "plan": "the batch does not fit",
     "cache": "a damaged page (verify alone)",
+    "selftest": "a wrong byte, or a broken invariant",
 }
 """What 1 means; commands without an entry never end with it."""
 

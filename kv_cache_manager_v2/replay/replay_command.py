@@ -3,7 +3,6 @@
 import argparse
 import shlex
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -47,6 +46,7 @@ from .trace import TraceWorkload
 from .trace_option import scan_usable
 from .workload import Workload
 
+REPLAY_HELP: Final = "serve a log of requests, or a made workload, through the manager, and report"
 REQUESTS_AFTER_KILL: Final = 500
 
 
@@ -190,8 +190,8 @@ def _add_result_options(parser: argparse.ArgumentParser) -> None:
     checks.add_argument("--quiet", action="store_true", help="no progress")
 
 
-def run_replay_command(options: argparse.Namespace, parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
-    """Returns the exit code; usage errors leave through ``parser.error``. ``arguments``: as they were typed."""
+def run_replay_command(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Returns the exit code; usage errors leave through ``parser.error``. ``options.arguments``: as they were typed."""
     if options.trace is not None and options.workload is not None:
         parser.error("give a TRACE or --workload, not both")
     if options.speculate is not None and options.beams is not None:
@@ -258,7 +258,7 @@ def run_replay_command(options: argparse.Namespace, parser: argparse.ArgumentPar
             curves = serve_other_sizes(plan, report, console, options.report_sizes)
         if was_interrupted(curves):
             sys.stderr.write("kvcm: interrupted; the page has the sizes that were served until then\n")
-        write_html_report(options.report, report, timeline, curves, f"kvcm replay {shlex.join(arguments)}".rstrip())
+        write_html_report(options.report, report, timeline, curves, f"kvcm replay {shlex.join(options.arguments)}".rstrip())
     if serves_none(report):
         sys.stderr.write(
             f"kvcm: none of {report.requests_refused} requests was served, for none fits even alone: {report.last_refusal}. Give more "

@@ -20,6 +20,7 @@ def figure_rows(report: ReplayReport) -> list[Row]:
         done += " (interrupted)"
     rows: list[Row] = [
         ("workload", report.workload),
+        *[("note", note) for note in report.notes],
         ("model", f"{report.model}, 1/{report.shrink} of its bytes" if report.shrink > 1 else report.model),
         ("memory", f"{format_bytes(report.memory_bytes)}, {report.tokens_per_block} tokens per block"),
         ("pool groups", _describe_split(report)),
@@ -51,8 +52,6 @@ def figure_rows(report: ReplayReport) -> list[Row]:
     if report.invariants_checked:
         rows.append(("invariants", "hold after every step" if report.failure is None else report.failure))
     rows += _service_rows(report)
-    for note in report.notes:
-        rows.append(("note", note))
     for text in report.first_mismatches[:3]:
         rows.append(("mismatch", text))
     return rows

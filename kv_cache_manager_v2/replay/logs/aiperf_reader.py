@@ -9,7 +9,7 @@ from typing import Any, Final, final
 from mypy_extensions import mypyc_attr
 
 from ..workload import Request
-from .hash_readers import MOONCAKE_BLOCK_TOKENS, IdTable, block_tokens_of, lengths_of_blocks
+from .hash_readers import MOONCAKE_BLOCK_TOKENS, PROMPTS_ONLY, IdTable, block_tokens_of, lengths_of_blocks
 from .log_error import LineError, count_of, list_of, required, shown, text_of, time_of
 from .log_reader import LogOptions, LogReader, MadePrefixes, SessionTable
 from .messages import text_of_messages
@@ -23,7 +23,7 @@ _CONTENT: Final = ("hash_ids", "text_input", "messages", "input_length")
 class AiperfReader(LogReader):
     """See the module."""
 
-    __slots__ = ("_options", "_coder", "_ids", "_sessions", "_made", "_has_text", "_has_made", "_assumed", "_first_ids")
+    __slots__ = ("_options", "_coder", "_ids", "_sessions", "_made", "_has_text", "_has_made", "_assumed", "_first_ids", "_has_whole_ids")
 
     def __init__(self, options: LogOptions) -> None:
         self._options: Final = options
@@ -33,6 +33,7 @@ class AiperfReader(LogReader):
         self._made: Final = MadePrefixes(options.shared_prefix, self._coder.table)
         self._has_text = False
         self._has_made = False
+        self._has_whole_ids = False
         self._assumed = 0
         self._first_ids: Final[dict[object, Any]] = {}
 
@@ -59,7 +60,7 @@ class AiperfReader(LogReader):
         return [self._sessions.make_request(session, first_id, arrival_ms, prompt, output_tokens, delay_ms)]
 
     def notes(self) -> list[str]:
-        notes: list[str] = []
+        notes = [PROMPTS_ONLY] if self._has_whole_ids else []
         if self._has_text:
             notes.append(self._options.describe_tokens())
         if self._has_made:
@@ -88,6 +89,7 @@ class AiperfReader(LogReader):
         lengths = lengths_of_blocks(input_tokens, len(hash_ids), block_tokens)
         codes = self._ids.codes_of(hash_ids)
         is_whole = record.get("block_tokens") is not None or self._first_ids.get(session) == hash_ids[0]
+        self._has_whole_ids = self._has_whole_ids or is_whole
         if session is not None:
             self._first_ids.setdefault(session, hash_ids[0])
         return Segments(codes, lengths), is_whole

@@ -16,8 +16,12 @@ from .token_runs import CodeTable
 
 MOONCAKE_BLOCK_TOKENS: Final = 512
 BAILIAN_BLOCK_TOKENS: Final = 16
-_CONTINUES: Final = {"tool_use": True, "tool_calls": True, "end_turn": False, "stop": False}
+CONTINUES: Final = {"tool_use": True, "tool_calls": True, "end_turn": False, "stop": False}
 """Stop reasons that say whether the session goes on."""
+PROMPTS_ONLY: Final = (
+    "hash ids are of prompts alone: where a prompt repeats an earlier answer, those tokens are no hits here and would be some in service; "
+    "a log of texts or tokens has them, converted or not"
+)
 
 
 @final
@@ -73,7 +77,7 @@ def request_of_record(record: dict[str, Any], request_id: int, block_tokens: int
     hash_ids = list_of(required(record, "hash_ids"), "hash_ids")
     lengths = lengths_of_blocks(input_tokens, len(hash_ids), block_tokens_of(record, block_tokens))
     codes = np.array(ids.codes_of(hash_ids), dtype=np.int64)
-    continues = _CONTINUES.get(str(record.get("stop")))
+    continues = CONTINUES.get(str(record.get("stop")))
     return Request(request_id, arrival_ms, codes, np.array(lengths, dtype=np.int64), output_tokens, continues=continues)
 
 
@@ -98,6 +102,9 @@ class MooncakeReader(LogReader):
 
     def requests_of(self, record: dict[str, Any], first_id: int) -> list[Request]:
         return [request_of_record(record, first_id, self._block_tokens, self.ids)]
+
+    def notes(self) -> list[str]:
+        return [PROMPTS_ONLY]
 
 
 @final
@@ -131,3 +138,6 @@ class BailianReader(LogReader):
                 after = known[0]
         self._chats[chat] = (first_id, arrival_ms)
         return [Request(first_id, arrival_ms, codes, np.array(lengths, dtype=np.int64), output_tokens, after)]
+
+    def notes(self) -> list[str]:
+        return [PROMPTS_ONLY]

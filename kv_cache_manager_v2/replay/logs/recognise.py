@@ -11,6 +11,7 @@ from mypy_extensions import mypyc_attr
 from ...base.binary_content import describe_binary
 from ..bad_input import BadInputError
 from .aiperf_reader import AiperfReader
+from .converted_reader import ConvertedReader
 from .hash_readers import BailianReader, MooncakeReader
 from .length_readers import AZURE_COLUMNS, BURSTGPT_COLUMNS, LengthReader
 from .log_error import LineError, shown
@@ -18,6 +19,7 @@ from .log_file import FORMATS, LogFile
 from .log_reader import LogOptions, LogReader
 from .text_readers import CONVERSATION_FIELDS, TOKEN_FIELDS, PromptReader, ShareGptReader
 
+CONVERTED: Final = "kvcm convert"
 MOONCAKE: Final = "Mooncake"
 BAILIAN: Final = "Bailian"
 AIPERF: Final = "AIPerf"
@@ -76,6 +78,8 @@ class RecognisedLog:
 
     def make_reader(self, options: LogOptions, is_dense: bool) -> LogReader:
         """``is_dense``: of Mooncake's format, whether ids get codes of their own (`IdTable`)."""
+        if self.format_name == CONVERTED:
+            return ConvertedReader()
         if self.format_name == MOONCAKE:
             return MooncakeReader(options, is_dense)
         if self.format_name == BAILIAN:
@@ -156,6 +160,8 @@ class RecognisedLog:
 
 def format_of(record: dict[str, Any]) -> str | None:
     """The name of the format that a record has; None for no known one."""
+    if "request_id" in record and "block_tokens" in record and "hash_ids" in record:
+        return CONVERTED
     if isinstance(record.get("body"), dict):
         return BATCH
     if "chat_id" in record and "hash_ids" in record:

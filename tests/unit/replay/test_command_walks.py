@@ -64,7 +64,7 @@ def calls_of(folder: Path) -> dict[str, list[str]]:
         "rerun": ["rerun", str(folder / "calls.journal"), "--quiet"], "plan": ["plan", "--gpu-memory", "40g"],
         "inspect": ["inspect", str(folder / "state.json"), "--quiet"],
         "compare-policies": ["compare-policies", trace, "--blocks", "5", "--policies", "lru", "--quiet"],
-        "cache": ["cache", "ls", str(folder / "level")],
+        "cache": ["cache", "ls", str(folder / "level")], "selftest": ["selftest"], "completion": ["completion", "bash"],
     }  # fmt: skip
     assert set(calls) == set(COMMANDS), "a new command has no call here"
     return calls
@@ -237,8 +237,8 @@ def test_pipes_as_inputs_are_read_or_refused_by_name(folder: Path, name: str, ca
 def test_errors_begin_with_the_name_of_the_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "t.jsonl").write_text("")
     for command, call in calls_of(tmp_path).items():
-        if command == "plan":
-            continue
+        if command in ("plan", "selftest", "completion"):
+            continue  # they read no file
         assert main(call) == EXIT_BAD_INPUT, call
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith("kvcm: "), line
@@ -286,7 +286,10 @@ def test_limits_are_named(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_every_command_says_its_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     """1 only where the command ends with it, and what it means there."""
-    wrong = {"replay": "a wrong byte", "rerun": "went another way", "plan": "does not fit", "cache": "a damaged page"}
+    wrong = {
+        "replay": "a wrong byte", "rerun": "went another way", "plan": "does not fit", "cache": "a damaged page",
+        "selftest": "a wrong byte",
+    }  # fmt: skip
     calls = [[command] for command in COMMANDS] + [["cache", action] for action in ("ls", "verify", "rm")]
     for call in calls:
         assert main([*call, "--help"]) == EXIT_OK
