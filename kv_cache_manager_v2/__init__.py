@@ -115,7 +115,7 @@ from .stats.usage_statistics import (
     TransferStatistics,
     UsageStatistics,
 )
-from .storage.debug_fill import DebugFill
+from .storage.page_fill import DebugFill
 from .storage.refusal import Refusal
 from .storage.transfer_times import TransferTimes
 

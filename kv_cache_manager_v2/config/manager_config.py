@@ -32,7 +32,18 @@ from .layer_config import AttentionLayerConfig, LayerConfig, SsmLayerConfig
 from .rebalance_config import RebalanceConfig
 from .scratch_reuse_config import SwaScratchReuseConfig
 from .snapshot_policy import SnapshotPolicy
-from .write_policy import to_write_policy
+
+from ..base.checks import to_text
+
+
+WRITE_POLICIES: Final = ("back", "through")
+
+
+def to_write_policy(value: object) -> str:
+    policy = to_text(value, "write_policy")
+    if policy not in WRITE_POLICIES:
+        raise ValueError(f"write_policy is {policy!r}; it is 'back' (pages are written when they are evicted) or 'through' (early)")
+    return policy
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,9 @@ else one by one.
 
 Importing this module imports nothing of CUDA. If a test passes its own ``driver`` module, it is used instead
 of `cuda.bindings.driver`.
+
+Host functions on streams: one C function serves the process, for good, as a driver that calls it late must still find it. Its argument
+is the number of a `Wakeup`, which a thread of the driver's gives when the stream gets there.
 """
 
 from collections.abc import Sequence
@@ -24,7 +27,6 @@ from .cuda_context import CudaContext, RelaxedCaptures
 from .cuda_copies import CudaCopies
 from .cuda_disk import CudaDisk
 from .cuda_driver import CudaDriver, load_driver_module, name_stream
-from .cuda_host_calls import enqueue_wakeup, forget_wakeup
 from .cuda_host_memory import CudaHostMemory
 from .cuda_kernel import CudaCompiler, CudaKernel, load_nvrtc_module
 from .cuda_memory import CudaMemory
@@ -40,6 +42,49 @@ from .port import CopyBatch, Device, HostKernel
 from .range_table import RangeTable
 from .slot_watch import SlotWatch
 from .wakeup import Wakeup
+import ctypes
+
+
+
+_wakeups: Final[dict[int, Wakeup]] = {}
+_functions: Final[list[Any]] = []
+"""At most one: made with the first call."""
+_last_number: Final[list[int]] = [0]
+
+
+def enqueue_wakeup(driver: CudaDriver, stream: int, wakeup: Wakeup) -> None:
+    """In the context of the stream."""
+    driver.call("cuLaunchHostFunc", stream, _address_of_function(), _number_of(wakeup))
+
+
+def forget_wakeup(wakeup: Wakeup) -> None:
+    """Calls that are still enqueued do nothing."""
+    for number, known in list(_wakeups.items()):
+        if known is wakeup:
+            del _wakeups[number]
+
+
+def _number_of(wakeup: Wakeup) -> int:
+    for number, known in _wakeups.items():
+        if known is wakeup:
+            return number
+    _last_number[0] += 1
+    _wakeups[_last_number[0]] = wakeup
+    return _last_number[0]
+
+
+def _address_of_function() -> int:
+    if len(_functions) == 0:
+        _functions.append(ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_give))
+    address: int = ctypes.cast(_functions[0], ctypes.c_void_p).value or 0
+    return address
+
+
+def _give(number: Any) -> None:
+    wakeup = _wakeups.get(number)
+    if wakeup is not None:
+        wakeup.give()
+
 
 _DEFAULT_STREAM: Final = 0
 _LAST_SPECIAL_STREAM: Final = 2

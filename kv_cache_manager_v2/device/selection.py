@@ -6,6 +6,9 @@ not usable is an error, never a silent fallback. Probable mistakes are warnings:
 driver is broken, and the first of several GPUs used without being named.
 
 If no GPU is visible, the CUDA driver is not initialised, so that the process may fork and its children use CUDA.
+
+Whether this machine may have a GPU at all is determined without the driver: a process that has initialised the driver cannot use it in
+children that it forks.
 """
 
 import os
@@ -17,9 +20,32 @@ from ..base.given import Given
 from ..base.package_log import PackageLog
 from .cuda_device import CudaDevice
 from .cuda_driver import NO_GPU_SEEN, CudaDriver, find_cuda_obstacle, load_driver_module
-from .gpu_presence import find_gpu_absence
 from .host_device import HostDevice
 from .port import Device
+import re
+
+
+VISIBLE_DEVICES_VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
+
+# The driver's files: of a GPU; of WSL, where they do not tell the vendor; of Tegra.
+_GPU_FILE: Final = re.compile(r"nvidia[0-9]+|dxg|nvhost-gpu|nvgpu")
+
+
+def find_gpu_absence(device_folder: str = "/dev") -> str:
+    """The reason why this process has no GPU; an empty string if it may have one."""
+    visible = os.environ.get(VISIBLE_DEVICES_VARIABLE)
+    if visible is not None and (visible.strip() == "" or visible.strip().startswith("-1")):
+        return f"{VISIBLE_DEVICES_VARIABLE}={visible!r} hides every GPU"
+    try:
+        names = os.listdir(device_folder)
+    except OSError:
+        # Not an operating system with such files.
+        return ""
+    for name in names:
+        if _GPU_FILE.fullmatch(name) is not None:
+            return ""
+    return f"there is no {device_folder}/nvidia0 or the like: the machine has no NVIDIA GPU, or its container was given none"
+
 
 DEVICE_VARIABLE: Final = "KV_CACHE_MANAGER_V2_DEVICE"
 

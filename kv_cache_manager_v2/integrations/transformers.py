@@ -29,7 +29,7 @@ from ..device.host_device import HostDevice
 from ..device.port import Device
 from ..manager.kv_cache_manager import KVCacheManager
 from ..reuse.reuse_scope import ReuseScope
-from ..storage.debug_fill import DebugFill
+from ..storage.page_fill import DebugFill
 
 try:
     import torch

@@ -98,13 +98,13 @@ from ..stats.statistics_clock import StatisticsClock
 from ..stats.manager_snapshot import ManagerSnapshot
 from ..stats.storage_statistics import StorageStatistics
 from ..stats.usage_statistics import UsageStatistics
-from ..storage.debug_fill import DebugFill
+from ..storage.page_fill import DebugFill
 from ..storage.refusal import Refusal
-from ..storage.slots_per_level import list_slots_per_level
+from ..storage.room_count import list_slots_per_level
 from ..storage.transfer_times import TransferTimes
 from .arrival_waits import ArrivalWaits
 from .batch_step import BatchStep
-from .cache_clearing import clear_all, clear_scope, require_closed
+from .open_sequences import clear_all, clear_scope, require_closed
 from .capacity import clamp_sequence_length
 from .durable_drain import drain_pages, record_weights
 from .durable_opening import close_durable, open_durable
@@ -115,7 +115,7 @@ from .kv_cache import KVCache
 from .level_sizes import LevelSizes
 from .memory_lease import MemoryLease
 from .open_sequences import InvariantChecker, OpenSequences
-from .open_storage import open_storage, plan_levels
+from .memory_lease import open_storage, plan_levels
 from .pool_view import PoolView, to_dtype
 from .prefix_hints import apply_hint, to_priority
 from .prefix_matches import PrefixMatches

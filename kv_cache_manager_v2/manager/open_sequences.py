@@ -3,6 +3,9 @@
 Conservation: a state is here from `add` until `close`. A handle that dies first queues its state at the call guard, and the state
 stays here until the next call closes it. A destructor that could not even do that (interrupted before its first line, no memory)
 leaves a state without a handle, which `close_forgotten` finds.
+
+Rewinding to the beginning closes a sequence and opens it again as one that was made with those tokens: it holds what a new sequence
+would match, every window whole and with a recurrent state. Clearing the cache is refused while sequences or leases are open.
 """
 
 from typing import Final, final
@@ -15,10 +18,47 @@ from ..introspect.invariants import check_invariants
 from ..sequence import commit as commit_steps
 from ..sequence import page_arrivals, residency
 from ..sequence.call_guard import Abandoned, StateChecker
-from ..sequence.rewinding import reopen
 from ..sequence.sequence_state import CLOSED, SequenceState
 from ..sequence.shared_state import SharedState
 from ..sequence.usage_recorder import UsageRecorder, record_close
+from ..reuse.reuse_scope import ReuseScope
+from ..reuse.match import Match
+from ..reuse.state_match import StateMatch
+from ..storage.page_removal import settle_reads
+from ..sequence.recurrent_state import begin_with
+from ..sequence.whole_prefix import find_whole, find_whole_with_state
+
+
+def reopen(
+    state: SequenceState, packed: bytes, buffers: list[memoryview | None], old_num_blocks: int, usage: UsageRecorder | None
+) -> None:
+    """The closed sequence holds the longest prefix of ``packed`` that is there. ``buffers``: the caller's, by layer group."""
+    shared = state.shared
+    plan = state.snapshot_plan
+    has_given = state.given is not None and state.given_end == state.num_committed
+    state.reopen()
+    if not shared.storage.reads.is_idle:
+        # Lost pages that the sequence held are dropped.
+        settle_reads(shared.storage)
+    root = shared.tree.find_root(state.scope)
+    state_match: StateMatch | None = None
+    match: Match
+    if shared.has_state:
+        state_match = find_whole_with_state(shared, root, packed)
+        match = state_match.match
+    else:
+        match = find_whole(shared, root, packed)
+    residency.hold_match(state, match, [])
+    state.given_end = state.num_committed if has_given else -1
+    if state_match is not None:
+        positions = [] if plan is None else plan.list_positions()
+        begin_with(state, state_match, packed, int(state.prompt_length), positions, False)
+    for life_cycle, buffer in enumerate(buffers):
+        if buffer is not None:
+            state.tables[life_cycle].set_buffer(buffer)
+    if usage is not None:
+        usage.record_rewind(state, packed, match, old_num_blocks)
+
 
 MOST_USERS: Final = 500_000
 """Beams of open sequences, and open leases: all may share one page, whose row counts 524,287."""
@@ -162,3 +202,47 @@ class InvariantChecker(StateChecker):
 
     def check(self) -> None:
         check_invariants(self._shared, self._open_sequences.states())
+
+
+def clear_all(shared: SharedState, open_sequences: OpenSequences, call: str) -> None:
+    """Drop all cached pages. Sequences whose handle is gone are closed first."""
+    require_closed(shared, open_sequences, call)
+    shared.guard.begin_change()
+    shared.drop_plans.void_all()
+    shared.tree.clear()
+    shared.guard.end_change()
+
+
+def require_closed(shared: SharedState, open_sequences: OpenSequences, call: str) -> None:
+    """`LogicError` while sequences or leases are open. Sequences whose handle is gone are closed first."""
+    open_sequences.close_forgotten()
+    _require_none(call, len(open_sequences), "sequence", "close() them first")
+    _require_none(call, len(shared.leases), "transfer lease", "settle() them once the other side is done, open_leases has them")
+
+
+def _require_none(call: str, count: int, noun: str, way_out: str) -> None:
+    if count > 0:
+        raise LogicError(f"{call}: {count} {noun}{'s are' if count > 1 else ' is'} still open; {way_out}")
+
+
+def clear_scope(shared: SharedState, open_sequences: OpenSequences, scope: ReuseScope) -> None:
+    """Drop all cached pages of the scope."""
+    tree = shared.tree
+    num_open = len([state for state in open_sequences.states() if state.scope == scope])
+    if num_open > 0:
+        raise LogicError(
+            f"invalidate_reuse_scope({scope!r}): {num_open} of its sequences {'are' if num_open > 1 else 'is'} still open; "
+            f"close() them first"
+        )
+    root = tree.find_root(scope)
+    leases = shared.leases
+    if len(leases) > 0 and root is not None and (tree.has_held_page(scope) or leases.has_block_below(root)):
+        raise LogicError(
+            f"invalidate_reuse_scope({scope!r}): transfer leases have pages of it; settle() them once the other side is done, "
+            f"open_leases has them"
+        )
+    shared.guard.begin_change()
+    if root is not None:
+        shared.drop_plans.void_of(root)
+    tree.clear_scope(scope)
+    shared.guard.end_change()

@@ -15,7 +15,7 @@ from mypy_extensions import i64, mypyc_attr
 from ..base.ids import TokenIdExt
 from ..base.package_log import PackageLog
 from ..layout.registry import LifeCycleRegistry
-from ..storage.drop_watch import DropWatch
+from ..storage.page_owner import DropWatch
 from ..storage.page_rows import LOW_MASK, NO_PAGE, PLACE, ROW_WORDS, level_of_place
 from ..storage.pages_out import PagesOut
 from .block import Block

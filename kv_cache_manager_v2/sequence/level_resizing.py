@@ -22,7 +22,7 @@ from ..base.package_log import PackageLog
 from ..device.stream_order import NO_POINT
 from ..storage.page_bytes import clear_slots
 from ..storage.pool_resizer import NOT_MOVED, PoolResizer
-from ..storage.slots_per_level import announce_slots
+from ..storage.room_count import announce_slots
 from .beams import list_beams
 from .sequence_state import NO_TIMELINE, SequenceState
 from .shared_state import SharedState

@@ -15,7 +15,7 @@ from mypy_extensions import i64, mypyc_attr
 
 from ..storage.page_handover import take_twin
 from ..storage.page_storage import PageStorage
-from ..storage.twin_owner import TwinOwner
+from ..storage.page_owner import TwinOwner
 from .transfer_leases import TransferLeases
 
 

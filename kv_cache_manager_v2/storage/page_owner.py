@@ -1,4 +1,9 @@
-"""The page owner (the tree): what storage asks it and tells it when a published page is evicted."""
+"""The page owner (the tree): what storage asks it and tells it when a published page is evicted.
+
+Twin owner and drop watch are such listeners too. A *twin* is the page of an active sequence that equals a published page which another
+active sequence has locked; it exists only where indices stay (`KVCacheManagerConfig.allow_seq_rebasing` is off). The drop watch hears of
+pages that are about to be dropped under memory pressure; `PageStorage.drop_watch` is None without one, and that test is the whole cost.
+"""
 
 from abc import abstractmethod
 from typing import Final, final
@@ -8,6 +13,35 @@ from mypy_extensions import i64, mypyc_attr
 
 from ..stats.page_counters import PageCounters
 from .victim_queue import ContentKeys
+
+from abc import ABCMeta
+
+
+
+@mypyc_attr(native_class=True)
+class DropWatch(metaclass=ABCMeta):
+    """Never fails, decides nothing, changes no page: it may order copies of the bytes, before the slot has its next user."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def on_drop(self, page: i64) -> None:
+        """A droppable page, still in its slot and with its block in the tree, goes for want of room, or with what does."""
+
+
+@mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
+class TwinOwner:
+    __slots__ = ()
+
+    @abstractmethod
+    def has_twin(self, page: i64) -> bool:
+        """Whether an active sequence keeps a page that equals that published one."""
+
+    @abstractmethod
+    def take_over(self, page: i64) -> bool:
+        """``page`` has just lost its last lock, and is in no queue yet: its oldest twin goes on as ``page``, with the twin's slot, holds
+        and locks. False, and nothing has changed, if it has none."""
+
 
 ANY_LEVEL: Final = -1
 

@@ -35,10 +35,10 @@ from ..pools.slot_allocator import SlotAllocator
 from ..stats.page_counters import PageCounters
 from .clean_copies import CleanCopies
 from .closed_levels import ClosedLevels
-from .debug_fill import DebugFill
+from .page_fill import DebugFill
 from .decision_digest import REFUSAL, SLOT, DecisionDigest
 from .disk_reads import DiskReads
-from .drop_watch import DropWatch
+from .page_owner import DropWatch
 from .eviction.block_mates import find_block_mates
 from .eviction.level_order import NEVER, LevelOrder
 from .eviction.make_queue import count_sentinels, make_queue
@@ -69,7 +69,7 @@ from .page_rows import (
 from .refusal import Refusal
 from .room_watch import RoomWatch
 from .slot_store import SlotStore
-from .twin_owner import TwinOwner
+from .page_owner import TwinOwner
 from .victim_queue import NUM_PRIORITIES, VictimQueue
 
 GPU: Final = 0

@@ -15,7 +15,7 @@ from ..device.stream_order import StreamOrder, timeline_of_point
 from ..layout.slot_layout import SlotLayout
 from ..pools.pool_group import PoolGroup
 from ..pools.slot_allocator import SlotAllocator
-from .debug_fill import DebugFill
+from .page_fill import DebugFill
 from .decision_digest import SLOT, DecisionDigest
 from .level_slots import LevelSlots
 from .page_fill import PageFiller

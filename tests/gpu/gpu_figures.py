@@ -19,7 +19,7 @@ from kv_cache_manager_v2 import (
 from kv_cache_manager_v2.base.ids import CacheTier
 from kv_cache_manager_v2.device.memory_range import MemoryRange
 from kv_cache_manager_v2.device.port import NO_TIMER, STILL_RUNNING, CopyBatch
-from kv_cache_manager_v2.kernels.page_index_kernel import CUDA_SOURCE, KERNEL_NAME
+from kv_cache_manager_v2.kernels.device_page_indices import CUDA_SOURCE, KERNEL_NAME
 
 from .gpu_setting import GPU, HOST, MIB, Setting
 

@@ -11,6 +11,8 @@ predictions win, in squared error, is summed up, while what it won long ago fade
 hint is believed: it counts in values, and the features learn what is left by it. So a hint that says nothing costs nothing.
 
 Floats are added, multiplied, divided and rooted only, which all processors do alike, and the logistic function is a table.
+
+That table, ``table[(x + 16) * 128]``, is ``65536 / (1 + exp(-x))``, rounded, for x from -16 to 16; at least 1, as nothing is impossible.
 """
 
 import struct
@@ -21,7 +23,43 @@ from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
 from .segment_traits import FEATURE_LEVELS, FEATURE_SHIFTS, HINT_LEVELS, HINT_SHIFTS, NO_HINT, NUM_FEATURES, NUM_HINTS, waits
-from .sigmoid_table import LEAST_LOGIT, MOST_LOGIT, SIGMOID_TABLE, STEPS_PER_UNIT
+
+
+
+SIGMOID_BITS: Final = 16
+ONE: Final = 1 << SIGMOID_BITS
+LEAST_LOGIT: Final = -16.0
+MOST_LOGIT: Final = 16.0
+STEPS_PER_UNIT: Final = 128
+NUM_ENTRIES: Final = 4097
+_HALF: Final = NUM_ENTRIES // 2
+_PRECISION: Final = 96
+_NUM_TERMS: Final = 16
+
+
+def make_sigmoid_table() -> vec[i64]:
+    """Of Python's integers of any length: exp(-1/128) from its series, and powers of it, each to 96 bits."""
+    one = 1 << _PRECISION
+    step = 0
+    term = one
+    for number in range(1, _NUM_TERMS):
+        step += term
+        term = -term // (STEPS_PER_UNIT * number)
+    table = vec[i64]([0] * NUM_ENTRIES)
+    power = one
+    for distance in range(_HALF + 1):
+        # 1 / (1 + e**-x) for x below 0 is e**x / (1 + e**x).
+        low = ((power << SIGMOID_BITS) + (one + power) // 2) // (one + power)
+        if low < 1:
+            low = 1
+        table[_HALF - distance] = low
+        table[_HALF + distance] = ONE - low
+        power = (power * step) >> _PRECISION
+    return table
+
+
+SIGMOID_TABLE: Final = make_sigmoid_table()
+
 
 NUM_BUCKETS: Final = 14
 EDGES: Final = (0, 1, 2, 3, 4, 5, 8, 11, 15, 21, 29, 40, 57, 114, 228)

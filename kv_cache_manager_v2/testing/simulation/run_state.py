@@ -10,7 +10,7 @@ from ...config.manager_config import KVCacheManagerConfig
 from ...device.port import Device
 from ...events.event_manager import KVCacheEventManager
 from ...manager.kv_cache_manager import KVCacheManager
-from ...storage.debug_fill import DebugFill
+from ...storage.page_fill import DebugFill
 from ..event_follower import EventFollower
 from ..fake_engine import FakeEngine
 from ..reference_model import ReferenceModel

@@ -7,7 +7,7 @@ import pytest
 
 from kv_cache_manager_v2.base.errors import CudaError
 from kv_cache_manager_v2.device.cuda_driver import find_cuda_obstacle
-from kv_cache_manager_v2.device.gpu_presence import VISIBLE_DEVICES_VARIABLE, find_gpu_absence
+from kv_cache_manager_v2.device.selection import VISIBLE_DEVICES_VARIABLE, find_gpu_absence
 from kv_cache_manager_v2.device.selection import DEVICE_VARIABLE, default_device
 
 from .fake_cuda_driver import FakeCudaDriver

@@ -17,7 +17,7 @@ from kv_cache_manager_v2.durable.record_format import (
     encode_page,
     encode_root,
 )
-from kv_cache_manager_v2.durable.slot_table import NO_PAGE, SlotTable
+from kv_cache_manager_v2.durable.index_state import NO_PAGE, SlotTable
 from kv_cache_manager_v2.durable.snapshot_choice import SnapshotChoice
 
 SCOPES = (None, "a", "b")

@@ -12,7 +12,7 @@ from unit.kernels.random_batches import check_output, check_random_steps, random
 from kv_cache_manager_v2 import DensePages, DevicePageIndices, HostDevice, KVCacheManager, LogicError, PageIndexMode
 from kv_cache_manager_v2.base.errors import CudaError
 from kv_cache_manager_v2.device.cuda_kernel import CudaCompiler, load_nvrtc_module
-from kv_cache_manager_v2.kernels.page_index_kernel import CUDA_SOURCE
+from kv_cache_manager_v2.kernels.device_page_indices import CUDA_SOURCE
 
 
 @pytest.fixture(scope="module")

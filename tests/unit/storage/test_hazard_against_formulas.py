@@ -7,7 +7,7 @@ import pytest
 
 from kv_cache_manager_v2.storage.eviction.hazard_model import EDGES, NUM_BUCKETS, HazardModel
 from kv_cache_manager_v2.storage.eviction.segment_traits import FEATURE_LEVELS, FEATURE_SHIFTS, HINT_LEVELS, HINT_SHIFTS, waits
-from kv_cache_manager_v2.storage.eviction.sigmoid_table import LEAST_LOGIT, MOST_LOGIT, SIGMOID_TABLE, STEPS_PER_UNIT
+from kv_cache_manager_v2.storage.eviction.hazard_model import LEAST_LOGIT, MOST_LOGIT, SIGMOID_TABLE, STEPS_PER_UNIT
 
 SHARED = "all buckets"
 FEATURES = list(zip(FEATURE_SHIFTS, FEATURE_LEVELS, strict=True))

@@ -22,7 +22,7 @@ from kv_cache_manager_v2.storage.eviction.segment_traits import (
     level_of_kind,
     level_of_uses,
 )
-from kv_cache_manager_v2.storage.eviction.sigmoid_table import NUM_ENTRIES, SIGMOID_TABLE
+from kv_cache_manager_v2.storage.eviction.hazard_model import NUM_ENTRIES, SIGMOID_TABLE
 
 RARE, USED, LATE = 0, 3, 3 | 5 << 3
 
