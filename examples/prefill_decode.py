@@ -5,6 +5,7 @@ with a window. What the prefill process computes is a rule here, so that the dec
 """
 
 import ctypes
+import importlib.util
 import multiprocessing
 from multiprocessing.connection import Connection
 
@@ -92,6 +93,8 @@ def decode(from_prefill: Connection) -> None:
 
 
 def main() -> None:
+    if importlib.util.find_spec("nixl") is None:
+        raise SystemExit("this example needs NIXL: pip install --no-deps nixl-cu12 nixl numpy")
     """Run both, and fail if one of them does."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)

@@ -3,7 +3,10 @@
 Every request's answer is compared with a computation that has no cache. Needs torch; docs/engine-tutorial.md explains it.
 """
 
-import torch
+try:
+    import torch
+except ImportError:
+    raise SystemExit("this example needs torch: pip install 'torch>=2.6'") from None
 
 from kv_cache_manager_v2 import (
     AttentionLayerConfig,

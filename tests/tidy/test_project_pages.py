@@ -40,6 +40,7 @@ def test_pages_name_the_supported_pythons() -> None:
 
 
 def test_versions_are_those_of_the_code() -> None:
+    assert f"version: {constant('base/build_mode.py', 'VERSION')}\n" in page("CITATION.cff")
     text = page("docs/versions.md")
     assert f"| {constant('journal/journal_format.py', 'VERSION')}, a byte after the magic |" in text
     assert f"from {constant('base/build_mode.py', 'VERSION')} on" in text

@@ -1,6 +1,7 @@
 """Every example runs, on the build under test and without a GPU; the texts that quote one quote what it prints."""
 
 import functools
+import importlib.util
 import os
 import re
 import subprocess
@@ -41,6 +42,17 @@ def test_examples_get_the_build_under_test() -> None:
 @pytest.mark.parametrize("example", [path for path in EXAMPLES if path.name not in NEED_MORE], ids=lambda path: path.name)
 def test_example_runs(example: Path) -> None:
     assert output_of(str(example))
+
+
+@pytest.mark.parametrize(("example", "package"), [("torch_engine.py", "torch"), ("prefill_decode.py", "nixl")])
+def test_an_example_that_needs_more_says_so_in_one_line(example: str, package: str) -> None:
+    if importlib.util.find_spec(package) is not None:
+        pytest.skip(f"{package} is installed")
+    found = subprocess.run(
+        [sys.executable, "-P", str(ROOT / "examples" / example)], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert found.returncode == 1 and found.stdout == ""
+    assert found.stderr.count("\n") == 1 and "pip install" in found.stderr and package in found.stderr
 
 
 def test_walkthrough_shows_all_that_its_example_prints() -> None:
