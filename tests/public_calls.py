@@ -252,6 +252,7 @@ def _decode_batch(world: World) -> DecodeBatch:
     return batch
 
 
+_CURVE = "kv" * 20
 _SHARED = PageIndexMode.SHARED
 _KEY = DataRole("key")
 _GROUP = {"layer_group_id": 0, "beam_id": 0}
@@ -592,7 +593,9 @@ CALLS: dict[str, Callable[[World], Example]] = {
         library.KVCacheEventPublisher,
         {
             "event_manager": _event_manager(w), "endpoint": "inproc://events", "replay_endpoint": "inproc://replay",
-            "snapshot_endpoint": "inproc://snapshots", "heartbeat_seconds": 1.0, "topic": "a", "data_parallel_rank": 0, "dialect": "map",
+            "snapshot_endpoint": "inproc://snapshots", "connect_to": "inproc://router", "curve": _CURVE,
+            "curve_consumers": [_CURVE],
+            "heartbeat_seconds": 1.0, "topic": "a", "data_parallel_rank": 0, "dialect": "map",
             "first_sequence": 0, "buffer_batches": 4, "high_water_mark": 8, "lora_names": {1: "an adapter"}, "linger_ms": 0,
         },
     ),

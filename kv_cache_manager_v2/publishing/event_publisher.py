@@ -18,12 +18,11 @@ manager drops the oldest. Then a sequence number is skipped, so that consumers s
 
 from __future__ import annotations
 
-import errno
 import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, ClassVar, Final, SupportsFloat, SupportsIndex, final
 
@@ -36,6 +35,7 @@ from ..base.handle import Handle
 from ..base.missing_package import missing_package
 from ..base.package_log import PackageLog
 from ..events.event_manager import KVCacheEventManager
+from .event_endpoints import ConsumerKeys, bind, connect, is_of_this_machine, load_zmq, offset_port, open_socket, to_consumer_keys
 from .shared_copies import SharedBlocks, SharedChange
 from .snapshot_answer import SNAPSHOT, SNAPSHOT_REQUESTS, SnapshotHeader
 from .wire_event import WireEvent
@@ -94,7 +94,6 @@ class ReplayBuffer:
 END_OF_REPLAY: Final = (-1).to_bytes(8, "big", signed=True)
 MAX_SEQUENCE: Final = 2**63 - 1
 MAX_INT32: Final = 2**31 - 1
-_MAX_PORT: Final = 65535
 _POLL_MS: Final = 10
 _MAX_EVENTS_PER_BATCH: Final = 256
 _MAX_REQUESTS_AT_ONCE: Final = 16
@@ -111,13 +110,13 @@ class KVCacheEventPublisher(Handle):
     drains is not published.
 
     Made by the thread that calls the manager, whose changes so far are flushed. ``endpoint``, ``replay_endpoint``,
-    ``snapshot_endpoint``: addresses to bind (`*`, `::`, ipc, inproc) or else, with a concrete host, to connect to: then subscribers must
-    bind. TCP ports are offset by ``data_parallel_rank``.
-    Without a replay or snapshot endpoint there are none. ``heartbeat_seconds``: of silence, after which a batch without events is
-    published; None: never. ``topic``: llm-d wants ``kv@<pod>@<model>``. ``dialect``: "map", or
-    "array" for consumers of vLLM up to 0.23. ``first_sequence``: a number, or "epoch" for microseconds since 1970, so that numbers
-    grow over restarts. ``buffer_batches``: batches kept for replays. ``lora_names``: by LoRA id. ``linger_ms``: how long
-    `close` waits for slow consumers.
+    ``snapshot_endpoint``: addresses to bind, or None; events carry tokens, and this machine alone reaches the default. ``connect_to``:
+    of a subscriber that binds; events go there, too. TCP ports are offset by ``data_parallel_rank``. ``curve``: the secret key of
+    ZeroMQ's CURVE (40 characters), with ``curve_consumers``, the public keys of the consumers that may connect; traffic is encrypted.
+    ``heartbeat_seconds``: of silence, after which a batch without events is published; None: never. ``topic``: llm-d wants
+    ``kv@<pod>@<model>``. ``dialect``: "map", or "array" for consumers of vLLM up to 0.23. ``first_sequence``: a number, or "epoch" for
+    microseconds since 1970, so that numbers grow over restarts. ``buffer_batches``: batches kept for replays. ``lora_names``: by LoRA id.
+    ``linger_ms``: how long `close` waits for slow consumers.
 
     `ImportError` without pyzmq or msgspec; `LogicError` unless the event manager has been given to a manager, is on, and has no other
     publisher that is open.
@@ -126,7 +125,7 @@ class KVCacheEventPublisher(Handle):
     __slots__ = (
         "_event_manager", "_topic", "_rank", "_translator", "_writer", "_buffer", "_sequence", "_context", "_socket", "_replay_socket",
         "_snapshot_socket", "_endpoint", "_replay_endpoint", "_snapshot_endpoint", "_stop", "_sender", "_error", "_num_batches",
-        "_num_lost", "_linger_ms", "_publisher_id", "_heartbeat", "_last_sent", "_changes", "_pack",
+        "_num_lost", "_linger_ms", "_publisher_id", "_heartbeat", "_last_sent", "_changes", "_pack", "_keys",
     )  # fmt: skip
 
     _NAMES: ClassVar[str] = "sockets and threads of this process"
@@ -143,7 +142,7 @@ class KVCacheEventPublisher(Handle):
     _socket: Any
     _replay_socket: Any
     _snapshot_socket: Any
-    _endpoint: str
+    _endpoint: str | None
     _replay_endpoint: str | None
     _snapshot_endpoint: str | None
     _stop: Final[threading.Event]
@@ -158,14 +157,18 @@ class KVCacheEventPublisher(Handle):
     _changes: Final[deque[SharedChange]]
     """Of the shared level; any thread appends, the sender takes."""
     _pack: Final[Any]
+    _keys: Final[ConsumerKeys | None]
 
     def __init__(
         self,
         event_manager: Given[KVCacheEventManager],
         *,
-        endpoint: Given[str] = "tcp://*:5557",
+        endpoint: Given[str | None] = "tcp://127.0.0.1:5557",
         replay_endpoint: Given[str | None] = None,
         snapshot_endpoint: Given[str | None] = None,
+        connect_to: Given[str | None] = None,
+        curve: Given[str | None] = None,
+        curve_consumers: Sequence[str] = (),
         heartbeat_seconds: SupportsFloat | None = 1.0,
         topic: Given[str] = "",
         data_parallel_rank: SupportsIndex | None = None,
@@ -189,9 +192,12 @@ class KVCacheEventPublisher(Handle):
         endpoints = [
             None if given is None else offset_port(to_text(given, name), 0 if rank is None else rank, name)
             for name, given in (
-                ("endpoint", to_text(endpoint, "endpoint")), ("replay_endpoint", replay_endpoint), ("snapshot_endpoint", snapshot_endpoint)
+                ("endpoint", endpoint), ("replay_endpoint", replay_endpoint), ("snapshot_endpoint", snapshot_endpoint),
+                ("connect_to", connect_to),
             )
-        ]
+        ]  # fmt: skip
+        if endpoints[0] is None and endpoints[3] is None:
+            raise ValueError("endpoint and connect_to are None; give an address to bind, or one of a subscriber that binds")
         heartbeat = _to_heartbeat(heartbeat_seconds)
         encoded_topic = _to_topic(topic)
         named_dialect = to_text(dialect, "dialect")
@@ -215,7 +221,8 @@ class KVCacheEventPublisher(Handle):
             import msgspec
         except ImportError as error:
             raise missing_package("KVCacheEventPublisher", "msgspec", error) from error
-        _load_zmq()  # fails before anything is open
+        load_zmq()  # fails before anything is open
+        self._keys = to_consumer_keys(curve, curve_consumers)
 
         self._event_manager = events
         self._topic = encoded_topic
@@ -238,13 +245,13 @@ class KVCacheEventPublisher(Handle):
         self._heartbeat = heartbeat
         self._last_sent = 0.0
         self._changes = deque()
-        self._endpoint = endpoints[0] or ""
+        self._endpoint = endpoints[0]
         self._replay_endpoint = endpoints[1]
         self._snapshot_endpoint = endpoints[2]
         events._begin_publishing()
         try:
             events.flush_iteration_events()
-            self._open(most_waiting)
+            self._open(most_waiting, endpoints[3])
             thread = threading.Thread(target=self._run, name="kv-event-publisher", daemon=True)
             self._sender = thread
             thread.start()
@@ -262,25 +269,46 @@ class KVCacheEventPublisher(Handle):
         self._close_sockets(0)
         self._event_manager._end_publishing()
 
-    def _open(self, high_water_mark: int) -> None:
-        zmq = _load_zmq()
+    def _open(self, high_water_mark: int, connect_to: str | None) -> None:
+        zmq = load_zmq()
         self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.PUB)
-        self._socket.set_hwm(high_water_mark)
-        self._endpoint = _attach(self._socket, self._endpoint, "endpoint")
+        keys = self._keys
+        if keys is not None:
+            keys.open(self._context)
+        self._socket = open_socket(self._context, zmq.PUB, keys)
+        self._socket.sndhwm = high_water_mark
+        if self._endpoint is not None:
+            self._endpoint = bind(self._socket, self._endpoint, "endpoint")
+        if connect_to is not None:
+            connect(self._socket, connect_to, "connect_to")
         if self._replay_endpoint is not None:
-            self._replay_socket = self._context.socket(zmq.ROUTER)
-            self._replay_socket.set_hwm(0)  # a replay is sent whole
-            self._replay_endpoint = _attach(self._replay_socket, self._replay_endpoint, "replay_endpoint")
+            self._replay_socket = open_socket(self._context, zmq.ROUTER, keys)
+            self._replay_socket.sndhwm = 0  # a replay is sent whole
+            self._replay_endpoint = bind(self._replay_socket, self._replay_endpoint, "replay_endpoint")
         if self._snapshot_endpoint is not None:
-            self._snapshot_socket = self._context.socket(zmq.ROUTER)
-            self._snapshot_socket.set_hwm(0)
-            self._snapshot_endpoint = _attach(self._snapshot_socket, self._snapshot_endpoint, "snapshot_endpoint")
+            self._snapshot_socket = open_socket(self._context, zmq.ROUTER, keys)
+            self._snapshot_socket.sndhwm = 0
+            self._snapshot_endpoint = bind(self._snapshot_socket, self._snapshot_endpoint, "snapshot_endpoint")
+        self._log_who_reaches(connect_to)
+
+    def _log_who_reaches(self, connect_to: str | None) -> None:
+        bound = [place for place in (self._endpoint, self._replay_endpoint, self._snapshot_endpoint) if place is not None]
+        far = [place for place in [*bound, connect_to] if place is not None and not is_of_this_machine(place)]
+        if self._keys is not None:
+            _logger.inform("KV events at %s are for the keys of curve_consumers alone", ", ".join(bound))
+        elif len(far) > 0:
+            _logger.warning(
+                "KV events, which hold tokens, are open to each machine that reaches %s: give curve=, or bind 127.0.0.1", ", ".join(far)
+            )
+        else:
+            _logger.inform("KV events at %s are open to each process of this machine", ", ".join(bound))
 
     def _close_sockets(self, linger_ms: int) -> None:
         for socket in (self._socket, self._replay_socket, self._snapshot_socket):
             if socket is not None:
                 socket.close(linger=linger_ms)
+        if self._keys is not None:
+            self._keys.close()
         if self._context is not None:
             self._context.term()
         self._socket = None
@@ -291,8 +319,8 @@ class KVCacheEventPublisher(Handle):
     # -- for the user -------------------------------------------------------------------------------------------------
 
     @property
-    def endpoint(self) -> str:
-        """The address of the socket; with the actual port if the system chose it."""
+    def endpoint(self) -> str | None:
+        """The address that is bound; with the actual port if the system chose it."""
         return self._endpoint
 
     @property
@@ -416,6 +444,8 @@ class KVCacheEventPublisher(Handle):
     # -- replays and snapshots ----------------------------------------------------------------------------------------
 
     def _answer_requests(self) -> None:
+        if self._keys is not None:
+            self._keys.answer()
         for socket in (self._replay_socket, self._snapshot_socket):
             for _request in range(_MAX_REQUESTS_AT_ONCE):
                 if socket is None or socket.poll(0) == 0:
@@ -515,49 +545,3 @@ def _to_lora_names(names: object) -> dict[int, str]:
     for lora_id, name in to_items(names, "lora_names"):
         found[to_int(lora_id, "an id in lora_names")] = to_text(name, f"lora_names[{shown(lora_id)}]")
     return found
-
-
-def offset_port(endpoint: str, rank: int, name: str = "endpoint") -> str:
-    """The endpoint of a rank: the TCP port plus the rank; other endpoints get the rank as a suffix."""
-    if "://" not in endpoint or not endpoint.isprintable():
-        raise ValueError(f"{name} is {endpoint!r}; it is an address of ZeroMQ, such as 'tcp://*:5557' or 'ipc:///tmp/events'")
-    if not endpoint.startswith("tcp://"):
-        return endpoint if rank == 0 else f"{endpoint}_dp{rank}"
-    host, _colon, port = endpoint.rpartition(":")
-    if port == "*":
-        return endpoint
-    if not (port.isascii() and port.isdigit()):
-        if rank == 0:
-            return endpoint  # ZeroMQ says what it lacks
-        raise ValueError(f"{name} is {endpoint!r}, which has no port to which data_parallel_rank could be added")
-    if len(port) > 5 or int(port) + rank > _MAX_PORT:
-        offset = f" and data_parallel_rank {rank}" if rank > 0 else ""
-        raise ValueError(f"{name} is {endpoint!r}{offset}; ports go up to {_MAX_PORT}")
-    return endpoint if rank == 0 else f"{host}:{int(port) + rank}"
-
-
-def _load_zmq() -> Any:
-    try:
-        import zmq
-    except ImportError as error:
-        raise missing_package("KVCacheEventPublisher", "pyzmq", error) from error
-    return zmq
-
-
-def _attach(socket: Any, endpoint: str, name: str) -> str:
-    """Bind or connect; returns the socket's actual address. `ValueError` for an address that ZeroMQ cannot read."""
-    zmq = _load_zmq()
-    is_ours = "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc://", "inproc://"))
-    try:
-        if not is_ours:
-            socket.connect(endpoint)
-            return endpoint
-        socket.bind(endpoint)
-    except zmq.ZMQError as error:
-        if error.errno in (errno.EINVAL, errno.EPROTONOSUPPORT, zmq.ENOCOMPATPROTO):
-            raise ValueError(
-                f"{name} is {endpoint!r}, which ZeroMQ refuses: {error}; it is an address such as 'tcp://*:5557' or 'ipc:///tmp/events'"
-            ) from error
-        raise
-    last: bytes = socket.getsockopt(zmq.LAST_ENDPOINT)
-    return last.rstrip(b"\0").decode()

@@ -188,7 +188,7 @@ def test_a_request_that_makes_no_sense_gets_the_end_marker() -> None:
 
 
 def test_ports_count_up_by_rank_and_misuse_is_a_clear_error() -> None:
-    from kv_cache_manager_v2.publishing.event_publisher import offset_port
+    from kv_cache_manager_v2.publishing.event_endpoints import offset_port
 
     assert offset_port("tcp://*:5557", 3) == "tcp://*:5560" and offset_port("ipc://a", 2) == "ipc://a_dp2"
     with engine() as manager:
