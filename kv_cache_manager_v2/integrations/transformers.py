@@ -11,6 +11,7 @@ model tell a `PagedCache` that a forward pass begins and ends, and which token i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Final
 
@@ -36,7 +37,8 @@ try:
 
     from .torch import LayerView, layer_view
     from .transformers_cache import PagedCache, Row
-    from .transformers_model import ForwardArguments, LayerDescription, describe, describe_layers, make_config, require_release
+    from .transformers_keys import KeyWatch, require_ids_alone, require_mask, require_positions
+    from .transformers_model import ForwardArguments, LayerDescription, describe, describe_layers, make_config, require_release, unwrap
 except ImportError as error:
     raise missing_package("kv_cache_manager_v2.integrations.transformers", "'transformers>=5.23,<5.25' torch", error) from error
 
@@ -57,7 +59,9 @@ class PagedCachePool:
     newer than those tested is tried with one token, and then warned of.
     """
 
-    __slots__ = ("manager", "layers", "tokens_per_block", "_model", "_forward", "_device", "_views", "_caches", "_hooks", "_is_open")
+    __slots__ = (
+        "manager", "layers", "tokens_per_block", "_model", "_forward", "_watch", "_device", "_views", "_caches", "_hooks", "_is_open"
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -72,6 +76,8 @@ class PagedCachePool:
         **options: Any,
     ) -> None:
         self._is_open = False
+        # PEFT's wrapper calls the model past its hooks, except to generate.
+        wrapper, model = model, unwrap(model)
         self._forward: Final = ForwardArguments(model)
         require_release(model)
         self.layers: Final[list[LayerDescription]] = describe_layers(model)
@@ -95,6 +101,7 @@ class PagedCachePool:
             self._device.close()
             raise
         self.tokens_per_block: Final = config.tokens_per_block
+        self._watch: Final = KeyWatch(model)
         self._model: Final = model
         self._caches: list[PagedCache] = []
         """Open ones; those whose step was latest come last."""
@@ -103,10 +110,11 @@ class PagedCachePool:
             for role, dtype, shape in _list_buffers(layer, self.tokens_per_block):
                 view = layer_view(self.manager, layer.layer_id, DataRole(role), dtype, shape)
                 self._views[int(layer.layer_id), role] = _Pages(self.manager, view)
-        self._hooks: Final = [
-            model.register_forward_pre_hook(self._before_pass, with_kwargs=True),
-            model.register_forward_hook(self._after_pass, with_kwargs=True, always_call=True),
-        ]
+        self._hooks: Final[list[Any]] = []
+        for module in {id(module): module for module in (model, wrapper)}.values():
+            forward = ForwardArguments(module, self._forward.cache_name)
+            self._hooks.append(module.register_forward_pre_hook(partial(self._before_pass, forward), with_kwargs=True))
+            self._hooks.append(module.register_forward_hook(partial(self._after_pass, forward), with_kwargs=True, always_call=True))
         self._is_open = True
 
     def __enter__(self) -> PagedCachePool:
@@ -137,25 +145,28 @@ class PagedCachePool:
         if not self._is_open:
             raise LogicError("the pool is closed")
         prompts = _to_prompts(input_ids)
-        scopes = _list_scopes(prompts, attention_mask, scope)
+        paddings = _list_paddings(prompts, attention_mask)
+        epoch = self._watch.look()
+        switches = self._watch.look_at_switches()
+        scaling = "long" if self._watch.is_long(prompts.shape[1] - min(paddings)) else ""
+        state = " ".join(part for part in (epoch, switches, scaling) if part)
+        scopes = [_make_scope(state, padding, scope) for padding in paddings]
         num_tokens = prompts.shape[1] - 1
         while True:
             # All rows go on at one length, and with recurrent layers a row may be reusable at fewer lengths than the others.
-            found = min(
-                self.manager.probe_reuse(row_scope, prompt[:num_tokens]) for row_scope, prompt in zip(scopes, prompts, strict=True)
-            )
+            found = min(self.manager.probe_reuse(row_scope, prompt[:num_tokens]) for row_scope, prompt in zip(scopes, prompts, strict=True))
             if found == num_tokens:
                 break
             num_tokens = found
         rows: list[Row] = []
         try:
-            for row_scope, prompt in zip(scopes, prompts, strict=True):
-                rows.append(self.open_row(row_scope, prompt[:-1], num_tokens))
+            for row_scope, prompt, padding in zip(scopes, prompts, paddings, strict=True):
+                rows.append(self.open_row(row_scope, prompt[:-1], num_tokens, padding))
         except BaseException:
             for row in rows:
                 row.kv_cache.close()
             raise
-        cache = PagedCache(self, rows, prompts, num_tokens)
+        cache = PagedCache(self, rows, prompts, num_tokens, switches)
         self._caches.append(cache)
         try:
             self._prefill_to_snapshots(cache, prompts, attention_mask)
@@ -164,10 +175,18 @@ class PagedCachePool:
             raise
         return cache
 
+    def weights_changed(self) -> None:
+        """Nothing that was computed so far is found by caches that are opened from now on.
+
+        Needed where weights are changed past torch's count of changes: through ``.data``, by kernels of one's own. What an optimiser, a
+        context or `load_state_dict` changes, new modules, and PEFT's adapters are seen without it.
+        """
+        self._watch.weights_changed()
+
     # -- for caches ----------------------------------------------------------------------------------------------------
 
-    def open_row(self, scope: ReuseScope | None, prompt: npt.NDArray[np.int64], num_tokens: int) -> Row:
-        """A sequence for ``prompt`` whose first ``num_tokens`` are matched, where more could be too."""
+    def open_row(self, scope: ReuseScope | None, prompt: npt.NDArray[np.int64], num_tokens: int, padding: int) -> Row:
+        """A sequence for ``prompt`` whose first ``num_tokens`` are matched, where more could be too; ``padding`` of them are none."""
         kv_cache = self.manager.create_kv_cache(scope, prompt)
         if kv_cache.num_committed_tokens != num_tokens:
             kv_cache.close()
@@ -175,7 +194,7 @@ class PagedCachePool:
         if kv_cache.num_committed_tokens != num_tokens:
             kv_cache.close()
             raise LogicError(f"{num_tokens} tokens could be reused, now {kv_cache.num_committed_tokens}")
-        return Row(kv_cache, prompt[:num_tokens].tolist())
+        return Row(kv_cache, prompt[:num_tokens].tolist(), padding)
 
     def pages(self, layer_id: int, role: str) -> _Pages:
         return self._views[layer_id, role]
@@ -215,22 +234,35 @@ class PagedCachePool:
 
     # -- the model's passes --------------------------------------------------------------------------------------------
 
-    def _before_pass(self, _model: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        named = self._forward.named(arguments, keywords)
-        cache = named.get(self._forward.cache_name)
-        if isinstance(cache, PagedCache) and cache.pool is self:
-            input_ids = named.get("input_ids")
-            if not isinstance(input_ids, torch.Tensor):
-                raise ValueError("a PagedCache needs input_ids: its pages are found again by their tokens, not by inputs_embeds")
-            cache.begin_step(input_ids)
+    def _before_pass(self, forward: ForwardArguments, _model: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        named = forward.named(arguments, keywords)
+        cache = named.get(forward.cache_name)
+        if not isinstance(cache, PagedCache) or cache.pool is not self or cache.is_in_step:
+            return None
+        input_ids = require_ids_alone(named, forward.cache_name)
+        if self._watch.look_at_switches() != cache.switches:
+            raise LogicError("the model's adapter or settings are others than when this cache was opened: open another one")
+        begin, end = cache.num_tokens, cache.num_tokens + input_ids.shape[-1]
+        paddings = cache.list_paddings(input_ids.shape[0])
+        require_mask(named.get("attention_mask"), paddings, end)
+        positions = require_positions(named.get("position_ids"), paddings, begin, end, input_ids.device)
+        cache.begin_step(input_ids)
+        if positions is None or not forward.takes_positions:
+            return None
+        # Some models count from 0 in each pass that is given none.
+        named["position_ids"] = positions
+        return (), named
 
-    def _after_pass(self, _model: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
-        cache = self._forward.named(arguments, keywords).get(self._forward.cache_name)
-        if isinstance(cache, PagedCache) and cache.pool is self:
+    def _after_pass(
+        self, forward: ForwardArguments, _model: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any
+    ) -> None:
+        cache = forward.named(arguments, keywords).get(forward.cache_name)
+        if isinstance(cache, PagedCache) and cache.pool is self and cache.is_in_step:
             if output is None:  # the pass raised
                 cache.forget_step()
             else:
-                cache.end_step()
+                longest = cache.num_tokens_in_step - min(cache.list_paddings(cache.batch_size))
+                cache.end_step(self._watch.may_publish(cache.prompt_length, longest))
 
     def _prefill_to_snapshots(self, cache: PagedCache, prompts: npt.NDArray[np.int64], attention_mask: torch.Tensor | None) -> None:
         """Run the prompt up to where snapshots of recurrent state should be left, so that equal prompts can begin there."""
@@ -299,24 +331,27 @@ def _to_prompts(input_ids: torch.Tensor) -> npt.NDArray[np.int64]:
     return prompts
 
 
-def _list_scopes(
-    prompts: npt.NDArray[np.int64], attention_mask: torch.Tensor | None, scope: ReuseScope | None
-) -> list[ReuseScope | None]:
-    """Of each row; a padded row's positions are shifted, so its keys are others than those of the same tokens without padding."""
+def _list_paddings(prompts: npt.NDArray[np.int64], attention_mask: torch.Tensor | None) -> list[int]:
+    """How many tokens each row begins with that are padding."""
     if attention_mask is None:
-        return [scope] * len(prompts)
+        return [0] * len(prompts)
     mask = attention_mask.detach().cpu().numpy().astype(bool)
     if mask.shape != prompts.shape:
         raise ValueError(f"attention_mask has the shape {mask.shape}, input_ids {prompts.shape}")
-    scopes: list[ReuseScope | None] = []
+    paddings = []
     for number, row in enumerate(mask):
         num_padding = int(np.argmax(row)) if row.any() else len(row)
         if not row[num_padding:].all() or num_padding == len(row):
             raise ValueError(f"row {number} of attention_mask must be padding first, and then at least one token")
-        if num_padding == 0:
-            scopes.append(scope)
-        else:
-            lora_id = None if scope is None else scope.lora_id
-            salt = None if scope is None else scope.salt
-            scopes.append(ReuseScope(lora_id, f"padding {num_padding} {salt!r}"))
-    return scopes
+        paddings.append(num_padding)
+    return paddings
+
+
+def _make_scope(state: str, padding: int, scope: ReuseScope | None) -> ReuseScope | None:
+    """Of a row: of the model's state, and of its padding, which shifts positions and so makes other keys of the same tokens."""
+    salt = None if scope is None else scope.salt
+    if padding > 0:
+        salt = f"padding {padding} {salt!r}"
+    if state:
+        salt = f"{state} {salt!r}"
+    return scope if padding == 0 and not state else ReuseScope(None if scope is None else scope.lora_id, salt)

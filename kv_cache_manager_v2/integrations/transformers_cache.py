@@ -28,13 +28,14 @@ if TYPE_CHECKING:
 
 
 class Row:
-    """One sequence of the batch: its handle, and all its tokens, committed or not."""
+    """One sequence of the batch: its handle, all its tokens, committed or not, and how many of the first are padding."""
 
-    __slots__ = ("kv_cache", "tokens")
+    __slots__ = ("kv_cache", "tokens", "padding")
 
-    def __init__(self, kv_cache: KVCache, tokens: list[int]) -> None:
+    def __init__(self, kv_cache: KVCache, tokens: list[int], padding: int) -> None:
         self.kv_cache: Final = kv_cache
         self.tokens = tokens
+        self.padding: Final = padding
 
 
 class PagedCache(Cache):
@@ -44,11 +45,15 @@ class PagedCache(Cache):
     blocks stay in the pool for later prompts. `LogicError` for a pass of another model, and once closed.
     """
 
-    def __init__(self, pool: PagedCachePool, rows: list[Row], prompts: npt.NDArray[np.int64], num_tokens: int) -> None:
+    def __init__(self, pool: PagedCachePool, rows: list[Row], prompts: npt.NDArray[np.int64], num_tokens: int, switches: str) -> None:
         self.pool: Final = pool
         self._rows = rows
         self._prompts = prompts
         self.reused_tokens: Final = num_tokens
+        self.switches: Final = switches
+        """The model's adapters and settings when it was opened."""
+        self.prompt_length: Final = prompts.shape[1] - min(row.padding for row in rows)
+        self._publishes = True
         self.num_tokens = num_tokens
         """Of each row, whose keys and values are there; those of a step that is under way are not counted."""
         self._step_ids: npt.NDArray[np.int64] | None = None
@@ -83,6 +88,20 @@ class PagedCache(Cache):
         return [row.kv_cache for row in self._rows]
 
     @property
+    def is_in_step(self) -> bool:
+        return self._step_ids is not None
+
+    @property
+    def num_tokens_in_step(self) -> int:
+        """`num_tokens`, and those of the step."""
+        return self.num_tokens + (0 if self._step_ids is None else self._step_ids.shape[1])
+
+    def list_paddings(self, num_rows: int) -> list[int]:
+        """Of each row of a pass, whose rows may be each row of the cache several times."""
+        repeats = max(1, num_rows // len(self._rows))
+        return [row.padding for row in self._rows for _repeat in range(repeats)]
+
+    @property
     def batch_size(self) -> int:
         return len(self._rows)
 
@@ -114,8 +133,11 @@ class PagedCache(Cache):
             if isinstance(layer, PagedStateLayer):
                 layer.take_states(self._gather_states(layer), self.num_tokens > 0)
 
-    def end_step(self) -> None:
-        """The pass is over: its states go back to their slots, its tokens are final unless `crop` may take them back."""
+    def end_step(self, may_publish: bool) -> None:
+        """The pass is over: its states go back to their slots, its tokens are final unless `crop` may take them back.
+
+        ``may_publish``: else these tokens and all that follow are never reused.
+        """
         ids = self._step_ids
         if ids is None:
             raise LogicError("no step has begun")
@@ -126,6 +148,10 @@ class PagedCache(Cache):
             row.tokens.extend(row_ids.tolist())
         self.num_tokens += ids.shape[1]
         self.forget_step()
+        if not may_publish and self._publishes:
+            self._publishes = False
+            for row in self._rows:
+                row.kv_cache.stop_committing()
         if not self._records_past:
             self._commit()
 
@@ -139,6 +165,9 @@ class PagedCache(Cache):
 
     def _commit(self) -> None:
         for row in self._rows:
+            if not self._publishes:
+                row.kv_cache.resize(self.num_tokens, self.num_tokens)
+                continue
             begin = row.kv_cache.num_committed_tokens
             if len(row.tokens) > begin:
                 row.kv_cache.commit(np.array(row.tokens[begin:], np.int32))
@@ -173,8 +202,13 @@ class PagedCache(Cache):
         for role, states in (("key", keys), ("value", values)):
             pages = self.pool.pages(layer_id, role)
             rows = self._rows_of_pool(layer_id, role, begin)
+            if (states.dtype, states.device) != (pages.tensor.dtype, pages.tensor.device):
+                raise ValueError(
+                    f"layer {layer_id} computes {states.dtype} on {states.device}, and the pool keeps {pages.tensor.dtype} on "
+                    f"{pages.tensor.device}: make another pool, and no autocast of keys"
+                )
             tokens = pages.tensor.view(-1, *pages.tensor.shape[2:])
-            tokens[rows[:, -num_new:].flatten()] = states.transpose(1, 2).flatten(0, 1).to(tokens.dtype)
+            tokens[rows[:, -num_new:].flatten()] = states.transpose(1, 2).flatten(0, 1)
             read.append(tokens[rows.flatten()].view(*rows.shape, *tokens.shape[1:]).transpose(1, 2).contiguous())
         return read[0], read[1]
 
@@ -249,7 +283,7 @@ class PagedCache(Cache):
     def reset(self) -> None:
         """Forget all tokens; the cache is as if it had been opened with empty prompts."""
         self._require_open()
-        self._replace_rows([self.pool.open_row(row.kv_cache.reuse_scope, self._prompts[0, :0], 0) for row in self._rows])
+        self._replace_rows([self.pool.open_row(row.kv_cache.reuse_scope, self._prompts[0, :0], 0, row.padding) for row in self._rows])
         self.num_tokens = 0
         self._prompts = self._prompts[:, :0]
 
@@ -272,7 +306,7 @@ class PagedCache(Cache):
         for number in numbers:
             row = self._rows[number]
             if number in used:
-                chosen.append(Row(row.kv_cache.fork(), list(row.tokens)))
+                chosen.append(Row(row.kv_cache.fork(), list(row.tokens), row.padding))
             else:
                 used.add(number)
                 chosen.append(row)

@@ -32,11 +32,14 @@ _RANGE: Final = "transformers>=5.23,<5.25"
 class ForwardArguments:
     """The arguments of a model's forward by name, as hooks get them: the cache's name differs between releases and models."""
 
-    __slots__ = ("cache_name", "_names")
+    __slots__ = ("cache_name", "takes_positions", "_names")
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, cache_name: str | None = None) -> None:
+        """``cache_name``: for a wrapper that takes any argument."""
         self._names: Final = list(inspect.signature(model.forward).parameters)
-        cache_name = next((name for name in ("cache", "past_key_values", "cache_params") if name in self._names), None)
+        self.takes_positions: Final = "position_ids" in self._names
+        if cache_name is None:
+            cache_name = next((name for name in ("cache", "past_key_values", "cache_params") if name in self._names), None)
         if cache_name is None:
             raise ValueError(f"{type(model).__name__}.forward takes no cache: it has {', '.join(self._names)}")
         self.cache_name: Final[str] = cache_name
@@ -48,6 +51,15 @@ class ForwardArguments:
             if name != self.cache_name and named.get(name) is not None:
                 named.setdefault(self.cache_name, named.pop(name))
         return named
+
+
+def unwrap(model: Any) -> Any:
+    """The model inside PEFT's wrapper, or the model itself."""
+    if not hasattr(model, "get_base_model"):
+        return model
+    if getattr(model.active_peft_config, "is_prompt_learning", False):
+        raise ValueError(f"the model's adapter {model.active_adapter!r} puts learned vectors before the prompt, which have no token ids")
+    return model.get_base_model()
 
 
 def require_release(model: Any, version: str = transformers.__version__) -> None:
@@ -153,9 +165,9 @@ def describe_layers(model: Any) -> list[LayerDescription]:
         raise TypeError(f"model must be a transformers model, not {type(model).__name__}")
     if getattr(config, "is_encoder_decoder", False):
         raise ValueError(f"{type(model).__name__} is an encoder-decoder model; only decoders are supported")
-    kinds, arguments = get_layer_types_and_kwargs(config.get_text_config(decoder=True))
+    windows = list_windows(config.get_text_config(decoder=True))
     supported = dict.fromkeys((*ATTENTION_KINDS, *STATE_KINDS, NO_CACHE))
-    for layer_id, kind in enumerate(kinds):
+    for layer_id, (kind, _) in enumerate(windows):
         if kind not in supported:
             raise ValueError(f"layer {layer_id} of {type(model).__name__} is {kind!r}; supported are {', '.join(supported)}")
     cache = DynamicCache(config=config)
@@ -163,12 +175,17 @@ def describe_layers(model: Any) -> list[LayerDescription]:
         prompt = torch.zeros((1, 2), dtype=torch.long, device=model.device)
         model(input_ids=prompt, use_cache=True, **{ForwardArguments(model).cache_name: cache})
     layers: list[LayerDescription] = []
-    for layer_id, (kind, argument) in enumerate(zip(kinds, arguments, strict=True)):
+    for layer_id, (kind, window) in enumerate(windows):
         layer = cache.layers[layer_id]
         if kind in ATTENTION_KINDS and layer.keys is None:
             raise ValueError(f"layer {layer_id} of {type(model).__name__} is {kind!r}, but one forward pass left no keys in it")
-        layers.append(LayerDescription(layer_id, kind, argument.get("sliding_window"), layer))
+        layers.append(LayerDescription(layer_id, kind, window, layer))
     return layers
+
+
+def list_windows(config: Any) -> list[tuple[str, int | None]]:
+    """Kind and window of each layer, as a text model's configuration says."""
+    return [(kind, given.get("sliding_window")) for kind, given in zip(*get_layer_types_and_kwargs(config), strict=True)]
 
 
 def make_config(

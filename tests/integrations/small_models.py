@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import torch
 import transformers
-from kv_cache_manager_v2.integrations.transformers_model import ForwardArguments
+from kv_cache_manager_v2.integrations.transformers_model import ForwardArguments, unwrap
 
 VOCABULARY: Final = 503
 _COMMON: Final[dict[str, Any]] = {
@@ -81,7 +81,7 @@ def make_model(family: str, dtype: torch.dtype = torch.float32) -> Any:
 
 def with_cache(model: Any, cache: Any) -> dict[str, Any]:
     """The argument of a call of the model or of its `generate`, by the name that this release of transformers has for it."""
-    return {ForwardArguments(model).cache_name: cache}
+    return {ForwardArguments(unwrap(model)).cache_name: cache}
 
 
 def draw_tokens(num_rows: int, num_tokens: int, seed: int) -> torch.Tensor:
