@@ -29,10 +29,11 @@ class ClaimedFile(ProcessBound):
         """Makes the file, or empties it. `BlockingIOError`, and the file is as it was, where another owner writes it; `OSError`."""
         self._file = -1
         self._is_locked = False
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             if stat.S_ISREG(os.fstat(file).st_mode):
                 self._is_locked = _try_lock(file)
+                os.fchmod(file, 0o600)  # also of a file that was there: tokens will be in it
                 os.ftruncate(file, 0)
             bind_to_process(self)
         except BaseException:

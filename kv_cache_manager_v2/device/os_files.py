@@ -16,6 +16,7 @@ from mypy_extensions import mypyc_attr
 
 from .file_lock import lock_file, unlock_file
 from .file_port import FilePort
+from .private_files import open_private, open_private_folder
 
 _NO_UNNAMED_FILES: Final = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL)
 _NO_ALLOCATION: Final = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
@@ -102,7 +103,7 @@ class OsFiles(FilePort):
     # -- files that outlive the process -------------------------------------------------------------------------------
 
     def open_named(self, path: str, is_direct: bool) -> int:
-        return os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT | (os.O_DIRECT if is_direct else 0), 0o600)
+        return open_private(path, os.O_RDWR | os.O_CREAT | (os.O_DIRECT if is_direct else 0))
 
     def length(self, file: int) -> int:
         return os.fstat(file).st_size
@@ -119,6 +120,7 @@ class OsFiles(FilePort):
 
     def make_folder(self, path: str) -> None:
         os.makedirs(path, 0o700, True)
+        os.close(open_private_folder(path))
 
     def remove_folder(self, path: str) -> None:
         os.rmdir(path)
@@ -133,7 +135,7 @@ class OsFiles(FilePort):
         os.unlink(path)
 
     def lock(self, path: str) -> int:
-        file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT, 0o600)
+        file = open_private(path, os.O_RDWR | os.O_CREAT)
         try:
             lock_file(file)
         except OSError:

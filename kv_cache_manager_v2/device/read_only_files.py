@@ -10,6 +10,7 @@ from mypy_extensions import mypyc_attr
 from .file_lock import lock_file
 from .file_port import FilePort
 from .os_files import OsFiles
+from .private_files import open_private
 
 
 @final
@@ -25,7 +26,7 @@ class ReadOnlyFiles(FilePort):
         self._files = OsFiles()
 
     def open_named(self, path: str, is_direct: bool) -> int:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return open_private(path, os.O_RDONLY, is_read_only=True)
 
     def close_file(self, file: int) -> None:
         self._files.close_file(file)
@@ -38,7 +39,7 @@ class ReadOnlyFiles(FilePort):
 
     def lock(self, path: str) -> int:
         """The file must be there; otherwise as in the port."""
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        file = open_private(path, os.O_RDONLY, is_read_only=True)
         try:
             lock_file(file)
         except OSError:

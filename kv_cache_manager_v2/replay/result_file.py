@@ -50,7 +50,7 @@ class StreamedResult:
     def __enter__(self) -> IO[bytes]:
         # A device is written to directly.
         try:
-            opened = open(self._beside if self._is_file() else self._target, "wb")
+            opened = open(self._beside if self._is_file() else self._target, "wb", opener=_open_private)
         except OSError as failure:
             if failure.errno is None:
                 raise
@@ -89,13 +89,19 @@ def _replace(target: Path, data: bytes) -> None:
     """Write beside the target first, then take its name."""
     beside = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
-        beside.write_bytes(data)
+        with open(beside, "wb", opener=_open_private) as file:
+            file.write(data)
         if target.exists():
             shutil.copymode(target, beside)
         os.replace(beside, target)
     finally:
         with suppress(OSError):
             beside.unlink(missing_ok=True)
+
+
+def _open_private(path: str, flags: int) -> int:
+    """Results may hold tokens: other users do not read a new one."""
+    return os.open(path, flags, 0o600)
 
 
 def _name(path: str, number: int, wanted: str) -> OSError:
