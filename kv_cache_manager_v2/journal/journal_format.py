@@ -73,7 +73,7 @@ forgotten sequence.
 from typing import Final
 
 MAGIC: Final = b"KVCM"
-VERSION: Final = 33
+VERSION: Final = 34
 
 CREATE: Final = 1
 RESUME: Final = 2

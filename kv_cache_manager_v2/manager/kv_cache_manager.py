@@ -76,7 +76,6 @@ from ..layout.slot_layout import compute_slot_layout
 from ..reuse.match import Matcher
 from ..reuse.radix_tree import RadixTree
 from ..reuse.reuse_scope import ReuseScope, to_scope
-from ..reuse.state_match import StateMatch
 from ..reuse.token_packing import TOKEN_BYTES, pack_tokens
 from ..sequence import residency
 from ..sequence.call_guard import Reading
@@ -492,7 +491,8 @@ class KVCacheManager(Handle):
     ) -> KVCache:
         """A suspended sequence that holds the pages of the longest reusable prefix of ``input_tokens``.
 
-        Afterwards committed = history = capacity = matched tokens. Leave off the last prompt token if the model must recompute
+        Afterwards committed = history = capacity = matched tokens, never more than the sequence can be resumed with on a level 0 of its
+        own. Leave off the last prompt token if the model must recompute
         it. ``id`` is for messages and pictures only; default: a running number. ``custom_priority_callback(block_ordinal,
         life_cycle)`` gives each page a priority from 0 to 100 when it is made or reused (default 35).
         ``expected_prompt_length``: tokens from here on count as generated, in the statistics and for snapshots; default: the length
@@ -524,12 +524,8 @@ class KVCacheManager(Handle):
                 to_count(position, "one of snapshot_positions")
                 for position in to_short_list(snapshot_positions, "snapshot_positions", _MOST_POSITIONS)
             ]
-            state_match: StateMatch | None = None
-            if shared.has_state:
-                state_match = self._matches.find_with_state(scope, packed)
-                match = state_match.match
-            else:
-                match = self._matches.find(scope, packed, True)
+            found = self._matches.find(scope, packed, True)
+            match = found.match
             plan: RetentionPlan | None = None
             kinds: KindRanges | None = None
             if terms is not None:
@@ -553,8 +549,8 @@ class KVCacheManager(Handle):
                 if state.num_committed < num_input_tokens:
                     # A long prompt's tokens, kept, are memory that the next request's would otherwise get without a page fault.
                     state.given = GivenTokens(input_tokens, packed)
-            if state_match is not None:
-                begin_with(state, state_match, b"" if packed is None else packed, int(prompt_length), positions, is_counted)
+            if shared.has_state:
+                begin_with(state, found, b"" if packed is None else packed, int(prompt_length), positions, is_counted)
             usage = self._usage.recorder
             self._restored = None
             if usage is not None:

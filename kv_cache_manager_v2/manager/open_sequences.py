@@ -22,11 +22,9 @@ from ..sequence.sequence_state import CLOSED, SequenceState
 from ..sequence.shared_state import SharedState
 from ..sequence.usage_recorder import UsageRecorder, record_close
 from ..reuse.reuse_scope import ReuseScope
-from ..reuse.match import Match
-from ..reuse.state_match import StateMatch
 from ..storage.page_removal import settle_reads
 from ..sequence.recurrent_state import begin_with
-from ..sequence.whole_prefix import find_whole, find_whole_with_state
+from ..sequence.whole_prefix import cut_to_slots, find_whole
 
 
 def reopen(
@@ -41,23 +39,17 @@ def reopen(
         # Lost pages that the sequence held are dropped.
         settle_reads(shared.storage)
     root = shared.tree.find_root(state.scope)
-    state_match: StateMatch | None = None
-    match: Match
-    if shared.has_state:
-        state_match = find_whole_with_state(shared, root, packed)
-        match = state_match.match
-    else:
-        match = find_whole(shared, root, packed)
-    residency.hold_match(state, match, [])
+    found = cut_to_slots(shared, root, packed, find_whole(shared, root, packed))
+    residency.hold_match(state, found.match, [])
     state.given_end = state.num_committed if has_given else -1
-    if state_match is not None:
+    if shared.has_state:
         positions = [] if plan is None else plan.list_positions()
-        begin_with(state, state_match, packed, int(state.prompt_length), positions, False)
+        begin_with(state, found, packed, int(state.prompt_length), positions, False)
     for life_cycle, buffer in enumerate(buffers):
         if buffer is not None:
             state.tables[life_cycle].set_buffer(buffer)
     if usage is not None:
-        usage.record_rewind(state, packed, match, old_num_blocks)
+        usage.record_rewind(state, packed, found.match, old_num_blocks)
 
 
 MOST_USERS: Final = 500_000

@@ -12,7 +12,7 @@ from ..reuse.token_packing import TOKEN_BYTES
 from ..sequence.planned_blocks import PlannedBlock
 from ..sequence.planned_match import find_path
 from ..sequence.shared_state import SharedState
-from ..sequence.whole_prefix import find_whole, find_whole_with_state
+from ..sequence.whole_prefix import count_resumable, cut_to_slots, find_longest, find_whole
 from ..storage.page_removal import settle_reads
 
 NO_PLANNED: Final[list[PlannedBlock]] = []
@@ -44,27 +44,28 @@ class PrefixMatches:
 
     def count_tokens(self, scope: ReuseScope, packed: bytes | None, with_planned: bool) -> int:
         """How many leading tokens match, as far as is known; asks no device, so from any thread."""
-        if self._shared.has_state:
-            return int(self.find_with_state(scope, packed, False).match.num_tokens)
-        return int(self.find(scope, packed, with_planned, False).num_tokens)
+        return int(self.find(scope, packed, with_planned, False).match.num_tokens)
 
-    def find(self, scope: ReuseScope, packed: bytes | None, with_planned: bool, settles: bool = True) -> Match:
+    def find(self, scope: ReuseScope, packed: bytes | None, with_planned: bool, settles: bool = True) -> StateMatch:
         """``with_planned``: also blocks that are planned. ``settles``: ask first which disk reads are done by now."""
-        match = self._find_published(scope, packed, settles)
+        shared = self._shared
         self.planned = NO_PLANNED
-        if not with_planned or self._shared.planned.num_blocks == 0 or packed is None:
-            return match
-        return self._go_on_planned(scope, packed, match)
+        self.num_untrimmed = 0
+        self.num_content = 0
+        root = shared.tree.find_root(scope)
+        if packed is None or root is None:
+            return NO_STATE_MATCH
+        found = self._find_published(root, packed, settles)
+        if not with_planned or shared.planned.num_blocks == 0:
+            return found
+        return self._go_on_planned(root, packed, found)
 
-    def _go_on_planned(self, scope: ReuseScope, packed: bytes, match: Match) -> Match:
+    def _go_on_planned(self, root: Block, packed: bytes, found: StateMatch) -> StateMatch:
         """The match with planned blocks, if it is longer so."""
         shared = self._shared
-        root = shared.tree.find_root(scope)
-        if root is None:
-            return match
         path = find_path(shared, root, packed)
         if len(path.planned) == 0:
-            return match
+            return found
         num_blocks: i64 = len(path.blocks)
         num_content = num_blocks * shared.tokens_per_block
         num_untrimmed = shared.matcher.count_with_windows(path.blocks, num_blocks) * shared.tokens_per_block
@@ -72,79 +73,39 @@ class PrefixMatches:
             end = (num_content if num_content > self.num_content else self.num_content) - self._backoff
             if end < num_content:
                 num_blocks = end // shared.tokens_per_block if end > 0 else 0
+        num_blocks = count_resumable(shared, num_blocks * shared.tokens_per_block) // shared.tokens_per_block
         num_blocks = shared.matcher.count_with_windows(path.blocks, num_blocks)
         num_tokens = num_blocks * shared.tokens_per_block
-        if num_tokens <= match.num_tokens:
-            return match
+        if num_tokens <= found.match.num_tokens:
+            return found
         path.cut(num_blocks)
         if len(path.planned) == 0:
             # Blocks that are promised do not make more of the published ones match.
-            return match
+            return found
         if num_content > self.num_content and self.num_content > 0:
             self.num_content = num_content
         self.planned = path.planned
         if num_untrimmed > self.num_untrimmed:
             self.num_untrimmed = num_untrimmed
-        return Match(path.blocks, num_tokens)
+        return StateMatch(Match(path.blocks, num_tokens), num_tokens, num_tokens, None, 0)
 
-    def _find_published(self, scope: ReuseScope, packed: bytes | None, settles: bool) -> Match:
+    def _find_published(self, root: Block, packed: bytes, settles: bool) -> StateMatch:
         shared = self._shared
-        self.num_content = 0
-        if packed is None:
-            self.num_untrimmed = 0
-            return Match([], 0)
-        root = shared.tree.find_root(scope)
-        match = self._cut_before_lost(root, packed, shared.matcher.find_longest(root, packed), settles)
-        self.num_untrimmed = match.num_tokens
-        backoff = self._backoff
-        if root is None or (backoff == 0 and not self.counts_content):
-            return match
-        self.num_content = shared.matcher.count_content(root, match, packed)
-        if backoff == 0 or match.num_tokens == 0:
-            return match
-        end = self.num_content - backoff
-        if match.num_tokens <= end:
-            return match
-        # Trimmed, other pages are in the windows and the last block may be another one: look again at what is left.
-        return find_whole(shared, root, packed[: int(end) * TOKEN_BYTES]) if end > 0 else Match([], 0)
-
-    def _cut_before_lost(self, root: Block | None, packed: bytes, match: Match, settles: bool) -> Match:
-        """The match up to the first page whose bytes a disk has lost: such a page stays in the tree while a sequence holds it."""
-        shared = self._shared
-        if shared.storage.reads.is_idle:
-            return match
-        if settles:
-            settle_reads(shared.storage)
-        return find_whole(shared, root, packed)
-
-    def find_with_state(self, scope: ReuseScope, packed: bytes | None, settles: bool = True) -> StateMatch:
-        """`find` for a model with recurrent layers."""
-        shared = self._shared
-        self.planned = NO_PLANNED
-        matcher = shared.state_matcher
-        root = shared.tree.find_root(scope)
-        self.num_content = 0
-        if packed is None or matcher is None or root is None:
-            self.num_untrimmed = 0
-            return NO_STATE_MATCH
-        found = matcher.find_longest(root, packed)
+        longest = find_longest(shared, root, packed)
         if not shared.storage.reads.is_idle:
             if settles:
                 settle_reads(shared.storage)
-            found = find_whole_with_state(shared, root, packed)
+            longest = find_whole(shared, root, packed)
+        found = longest
         self.num_untrimmed = found.match.num_tokens
-        backoff = self._backoff
-        if backoff == 0 and not self.counts_content:
-            return found
-        self.num_content = shared.matcher.count_content(root, found.match, packed)
-        if backoff == 0 or found.attention_tokens == 0:
-            return found
-        end = self.num_content - backoff
-        if found.attention_tokens <= end:
-            return found
-        if end <= 0:
-            return NO_STATE_MATCH
-        trimmed = find_whole_with_state(shared, root, packed[: int(end) * TOKEN_BYTES])
-        trimmed.known_blocks = found.known_blocks
-        trimmed.extends = found.extends
-        return trimmed
+        if self._backoff > 0 or self.counts_content:
+            self.num_content = shared.matcher.count_content(root, found.match, packed)
+            end = max(int(self.num_content - self._backoff), 0)
+            if self._backoff > 0 and found.attention_tokens > end:
+                # Trimmed, other pages are in the windows and the last block may be another one: look again at what is left.
+                found = find_whole(shared, root, packed[: end * TOKEN_BYTES])
+        found = cut_to_slots(shared, root, packed, found)
+        if found is not longest:
+            found.known_blocks = longest.known_blocks
+            found.extends = longest.extends
+        return found

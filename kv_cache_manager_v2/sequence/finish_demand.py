@@ -12,7 +12,6 @@ from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
 from .beams import list_beams
-from .resize_plan import count_new_pages
 from .sequence_state import SequenceState
 from .shared_state import UNBOUNDED, SharedState
 
@@ -143,10 +142,10 @@ class FinishDemand:
             pool_group = shared.storage.pool_group_of[life_cycle]
             window_begin = shared.compute_window_begin(life_cycle, history)
             if has_beams:
-                added = count_new_pages(self.state, life_cycle, self.state.num_blocks, num_blocks, window_begin)
+                added = shared.count_new_pages(life_cycle, self.state.num_blocks, num_blocks, window_begin)
                 counts[pool_group] += added * len(self.beams)
                 continue
-            count = count_new_pages(self.state, life_cycle, 0, num_blocks, window_begin)
+            count = shared.count_new_pages(life_cycle, 0, num_blocks, window_begin)
             if self.state.scratch.is_enabled and shared.window_sizes[life_cycle] != UNBOUNDED:
                 bound = self._bound_with_scratch(life_cycle, max_step)
                 if bound < count:

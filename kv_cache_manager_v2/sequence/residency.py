@@ -42,7 +42,6 @@ from .recurrent_state import (
 )
 from .planned_blocks import PlannedBlock
 from .planned_steps import leave_writers, read_planned, take_back
-from .resize_plan import count_new_pages
 from .published_tail import can_take_tail_back, forget_copies_of_tail, withdraw_tail
 from .scratch import add_needed_slots
 from .sequence_state import ACTIVE, CLOSED, NO_TIMELINE, SUSPENDED, SequenceState
@@ -124,7 +123,7 @@ def ask_matched_priorities(state: SequenceState, match: Match) -> list[int]:
         window_begin = shared.compute_window_begin(life_cycle, match.num_tokens)
         ordinal: i64
         for ordinal in range(len(match.blocks)):
-            if count_new_pages(state, life_cycle, ordinal, ordinal + 1, window_begin) == 1:
+            if shared.count_new_pages(life_cycle, ordinal, ordinal + 1, window_begin) == 1:
                 priorities.append(int(state.ask_priority(ordinal, life_cycle)))
     return priorities
 

@@ -165,7 +165,7 @@ def plan_turn(state: SequenceState, copies: list[int], first_written: i64, plan:
         pool_group = shared.storage.pool_group_of[life_cycle]
         begin = state.window_begins[life_cycle]
         new_begin = shared.compute_window_begin(life_cycle, plan.history)
-        turn.needed[pool_group] += count_new_pages(state, life_cycle, state.num_blocks, plan.num_blocks, new_begin)
+        turn.needed[pool_group] += shared.count_new_pages(life_cycle, state.num_blocks, plan.num_blocks, new_begin)
         if moves_scratch:
             _plan_scratch(turn, life_cycle, plan.capacity, plan.history)
         elif state.scratch.is_out_of(life_cycle, new_begin):
@@ -204,23 +204,10 @@ def _plan_scratch(turn: TurnPlan, life_cycle: i64, capacity: i64, history: i64) 
     turn.released[pool_group] += count_given_back(state, life_cycle, begin, kept)
 
 
-def count_new_pages(state: SequenceState, life_cycle: i64, begin: i64, end: i64, window_begin: i64) -> i64:
-    """How many blocks of ``[begin, end)`` get a page, once the window begins at ``window_begin``."""
-    num_sinks = state.shared.num_sink_blocks[life_cycle]
-    if end <= begin:
-        return 0
-    num_sinks_among = (num_sinks if num_sinks < end else end) - begin
-    first = window_begin if window_begin > begin else begin
-    count: i64 = 0
-    if end > first:
-        count = end - first
-    return count + num_sinks_among if num_sinks_among > 0 else count
-
-
 def will_hold_page(state: SequenceState, life_cycle: i64, ordinal: i64, capacity: i64, history: i64) -> bool:
     """Whether that block has a page of the life cycle after the resize."""
     window_begin = state.shared.compute_window_begin(life_cycle, history)
-    if count_new_pages(state, life_cycle, ordinal, ordinal + 1, window_begin) == 0:
+    if state.shared.count_new_pages(life_cycle, ordinal, ordinal + 1, window_begin) == 0:
         return False
     scratch = state.scratch
     if not scratch.is_enabled or capacity == state.capacity or ordinal < scratch.compute_begin(life_cycle, history, capacity):

@@ -256,6 +256,18 @@ class SharedState:
         end = (history + 1 - window) // self.tokens_per_block
         return end if end > begin else begin
 
+    def count_new_pages(self, life_cycle: i64, begin: i64, end: i64, window_begin: i64) -> i64:
+        """How many blocks of ``[begin, end)`` get a page, once the window begins at ``window_begin``."""
+        num_sinks = self.num_sink_blocks[life_cycle]
+        if end <= begin:
+            return 0
+        num_sinks_among = (num_sinks if num_sinks < end else end) - begin
+        first = window_begin if window_begin > begin else begin
+        count: i64 = 0
+        if end > first:
+            count = end - first
+        return count + num_sinks_among if num_sinks_among > 0 else count
+
     def compute_next_move(self, life_cycle: i64, window_begin: i64) -> i64:
         """The least history length at which the window begins later than at ``window_begin``."""
         window = self.window_sizes[life_cycle]

@@ -1,40 +1,74 @@
-"""The longest reusable prefix whose bytes are all there: pages that a disk has lost stay in the tree while a sequence holds them.
+"""The longest reusable prefix that a sequence can begin with: its bytes are all there, and level 0 has the slots to resume it.
 
-Used by matches, and to say how many of its tokens a sequence keeps when some of its pages cannot be read.
+Pages that a disk has lost stay in the tree while a sequence holds them. Used by matches, and to say how many of its tokens a sequence
+keeps when some of its pages cannot be read.
 """
 
+from librt.vecs import vec
 from mypy_extensions import i64
 
 from ..base.errors import LoadFailed
 from ..reuse.block import Block
-from ..reuse.match import Match
-from ..reuse.state_match import NO_STATE_MATCH, StateMatch
+from ..reuse.state_match import StateMatch
 from ..reuse.token_packing import TOKEN_BYTES
 from .planned_rules import pack_read
 from .sequence_state import SequenceState
 from .shared_state import SharedState
 
 
-def find_whole(shared: SharedState, root: Block | None, packed: bytes) -> Match:
-    found = shared.matcher.find_longest(root, packed)
-    while True:
-        end = shared.count_whole_blocks(found.blocks) * shared.tokens_per_block
-        if end >= found.num_tokens:
-            return found
-        found = shared.matcher.find_longest(root, packed[: int(end) * TOKEN_BYTES]) if end > 0 else Match([], 0)
+def find_longest(shared: SharedState, root: Block | None, packed: bytes) -> StateMatch:
+    """The longest reusable prefix, with recurrent layers or without."""
+    if shared.state_matcher is not None:
+        return shared.state_matcher.find_longest(root, packed)
+    match = shared.matcher.find_longest(root, packed)
+    return StateMatch(match, match.num_tokens, match.num_tokens, None, 0)
 
 
-def find_whole_with_state(shared: SharedState, root: Block | None, packed: bytes) -> StateMatch:
-    """The same for a model with recurrent layers."""
-    matcher = shared.state_matcher
-    if matcher is None:
-        return NO_STATE_MATCH
-    found = matcher.find_longest(root, packed)
+def find_whole(shared: SharedState, root: Block | None, packed: bytes) -> StateMatch:
+    """The longest one of whose pages no disk has lost any."""
+    found = find_longest(shared, root, packed)
     end = shared.count_whole_blocks(found.match.blocks) * shared.tokens_per_block
     while end < found.match.num_tokens:
-        found = matcher.find_longest(root, packed[: int(end) * TOKEN_BYTES]) if end > 0 else NO_STATE_MATCH
+        found = find_longest(shared, root, packed[: int(end) * TOKEN_BYTES])
         end = shared.count_whole_blocks(found.match.blocks) * shared.tokens_per_block
     return found
+
+
+def cut_to_slots(shared: SharedState, root: Block | None, packed: bytes, found: StateMatch) -> StateMatch:
+    """The longest one up to ``found`` that level 0 has slots for: a sequence that can never be resumed reuses nothing."""
+    end = count_resumable(shared, found.match.num_tokens)
+    while end < found.match.num_tokens:
+        found = find_whole(shared, root, packed[: int(end) * TOKEN_BYTES])
+        end = count_resumable(shared, found.match.num_tokens)
+    return found
+
+
+def count_resumable(shared: SharedState, num_tokens: i64) -> i64:
+    """All of so many matched tokens, or the most whole blocks of them, that a sequence alone can resume with."""
+    while num_tokens > 0 and not _has_slots(shared, num_tokens):
+        num_tokens = (num_tokens - 1) // shared.tokens_per_block * shared.tokens_per_block
+    return num_tokens
+
+
+def _has_slots(shared: SharedState, num_tokens: i64) -> bool:
+    """Whether level 0 has slots for the pages of so many matched tokens together with what the first resume copies: a partial last
+    block, the snapshot of the recurrent state."""
+    storage = shared.storage
+    needed = vec[i64]([0] * storage.num_pool_groups)
+    num_blocks = (num_tokens + shared.tokens_per_block - 1) // shared.tokens_per_block
+    num_copied: i64 = 0 if num_tokens % shared.tokens_per_block == 0 else 1
+    for life_cycle in range(shared.num_life_cycles):
+        if shared.has_state and life_cycle == shared.state_life_cycle:
+            count = 1 + shared.num_state_slots
+        else:
+            # Every layer reads the last block, so its copy has a page for each.
+            window_begin = shared.compute_window_begin(life_cycle, num_tokens)
+            count = shared.count_new_pages(life_cycle, 0, num_blocks, window_begin) + num_copied
+        needed[storage.pool_group_of[life_cycle]] += count
+    for pool_group in range(storage.num_pool_groups):
+        if needed[pool_group] > storage.allocators[pool_group].num_slots:
+            return False
+    return True
 
 
 def pack_committed(state: SequenceState) -> bytes:
@@ -54,10 +88,7 @@ def make_load_failed(state: SequenceState, bad: list[int], reason: str) -> LoadF
     kept = _count_before(state, bad)
     packed = pack_committed(state)[: int(kept) * TOKEN_BYTES]
     root = shared.tree.find_root(state.scope)
-    if shared.has_state:
-        num_tokens = find_whole_with_state(shared, root, packed).match.num_tokens
-    else:
-        num_tokens = find_whole(shared, root, packed).num_tokens
+    num_tokens = cut_to_slots(shared, root, packed, find_whole(shared, root, packed)).match.num_tokens
     if state.counters is not None:
         state.counters.num_lost = state.num_committed - num_tokens
     return LoadFailed(

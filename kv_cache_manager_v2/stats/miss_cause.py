@@ -29,7 +29,7 @@ class MissCause(IntEnum):
     tokens and could not serve them (partial reuse is off, or it lacks pages); or the prompt ends inside a block whose predecessors
     are gone, as the history has no parts of blocks. OTHER_SCOPE: another reuse scope has, or had, the same tokens. LOAD_FAILED: the
     blocks were cached, and their bytes were lost in a transfer, or a disk could not read them. BACKOFF: `reuse_match_backoff`
-    shortened the match.
+    shortened the match, or level 0 has too few slots to resume with all of it.
     """
 
     NOT_REMEMBERED = 0

@@ -3,7 +3,7 @@
 `ReferencePages.see` compares the tree of a state dump with the last one and with what the calls since may have changed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any, Final, TypeAlias
 
 from mypy_extensions import mypyc_attr
@@ -37,7 +37,7 @@ class ReferencePages:
         "tokens_per_block", "rules", "tree", "sequences", "statuses", "places", "_with_partial_blocks", "_backoff", "_must_come",
         "_may_come", "_may_go", "_may_all_go", "_scratch_rules", "_maybe_published", "_next_private",
         "state", "lost", "_snapshots_due", "leases", "_published_as", "twins", "indices_stay", "in_tree",
-        "num_drop_plans",
+        "num_drop_plans", "pool_group_of", "num_slots",
     )  # fmt: skip
 
     tokens_per_block: Final[int]
@@ -66,6 +66,10 @@ class ReferencePages:
     """The nodes of the last dump, whatever pages they have."""
     num_drop_plans: int
     """How many are open. One keeps the last block that it names in the tree, whatever pages that has left."""
+    pool_group_of: Sequence[int]
+    """By layer group."""
+    num_slots: Sequence[int]
+    """By pool group, of level 0; empty: any number."""
 
     def __init__(self, config: KVCacheManagerConfig, layer_grouping: Sequence[Sequence[int]]) -> None:
         size = config.tokens_per_block
@@ -100,6 +104,8 @@ class ReferencePages:
         self.twins = []
         self.in_tree = set()
         self.num_drop_plans = 0
+        self.pool_group_of = []
+        self.num_slots = []
         self.indices_stay = not config.allow_seq_rebasing
 
     # -- state dumps --------------------------------------------------------------------------------------------------
@@ -376,8 +382,34 @@ class ReferencePages:
                     in_tree.add(sequence.shared_tail)
             content = self.tree.count_content(scope, text, in_tree, self._with_partial_blocks)
             text = text[: max(0, content - self._backoff)]
+        match = self._match(scope, text, present)
+        least = match.least
+        lengths = match.lengths
+        while not self.can_resume(match.best):
+            text = text[: (match.best - 1) // self.tokens_per_block * self.tokens_per_block]
+            match = self._match(scope, text, present)
+            least = min(least, match.least)
+            lengths = lengths | match.lengths
+        return ReferenceMatch(match.best, least, {length for length in lengths if self.can_resume(length)})
+
+    def _match(self, scope: Scope, text: Text, present: Set[Page]) -> ReferenceMatch:
         match = self.tree.match(scope, text, present, self._with_partial_blocks, self.lost)
         return self.state.narrow(match, scope, text, present)
+
+    def can_resume(self, num_tokens: int) -> bool:
+        """Whether level 0 has slots for so many matched tokens: pages that the next token reads, and what the first resume copies."""
+        if num_tokens == 0 or len(self.num_slots) == 0:
+            return True
+        size = self.tokens_per_block
+        free = list(self.num_slots)
+        for group, rule in enumerate(self.rules):
+            if rule.is_state:
+                needed = self.state.num_slots + 1
+            else:
+                read = [ordinal for ordinal in range(-(-num_tokens // size)) if not rule.is_stale(ordinal, num_tokens, size)]
+                needed = len(read) + (1 if num_tokens % size != 0 else 0)
+            free[self.pool_group_of[group]] -= needed
+        return min(free) >= 0
 
 
 def state_dump_of(dump: StateDump, name: int) -> StateDump:

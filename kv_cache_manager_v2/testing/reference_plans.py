@@ -134,7 +134,8 @@ class ReferencePlans:
         if backoff > 0:
             end = min(end, max(0, max(content, len(path) * size) - backoff) // size)
         for num_blocks in range(end, first_planned, -1):
-            if pages.tree.is_reusable(path[:num_blocks], num_blocks * size, present | planned):
+            is_whole = pages.tree.is_reusable(path[:num_blocks], num_blocks * size, present | planned)
+            if is_whole and pages.can_resume(num_blocks * size):
                 return num_blocks * size
         return 0
 

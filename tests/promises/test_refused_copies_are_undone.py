@@ -291,11 +291,13 @@ def test_states_of_beams_that_were_written_over() -> None:
 
 
 def test_a_tail_stays_published_where_its_resume_fails() -> None:
-    """Two slots, two blocks that come up into them, and no room for an own copy of the second, which is cached: the sequence takes it
-    out of the tree instead; but not if the device has no stream for what is on its way."""
+    """Two slots beside another sequence's, two blocks that come up into them, and no room for an own copy of the second, which is cached:
+    the sequence takes it out of the tree instead; but not if the device has no stream for what is on its way."""
     device = SimulatedDevice(1)
-    with Bench(tiered_config(2, [("host", 4)]), device) as bench:
+    with Bench(tiered_config(3, [("host", 4)]), device) as bench:
         manager = bench.manager
+        other = manager.create_kv_cache(id=4)
+        assert other.resume() and bench.write(other, 1)
         bench.suspended(1, 6, commit=True).close()
         tokens = list(bench.texts[1])
         kv_cache = manager.create_kv_cache(input_tokens=tokens, id=2)
@@ -314,15 +316,19 @@ def test_a_tail_stays_published_where_its_resume_fails() -> None:
         assert kv_cache.resume()
         bench.check(kv_cache)
         kv_cache.close()
+        other.close()
 
 
 @pytest.mark.parametrize("waits", [False, True])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_tail_that_is_taken_back_waits_for_its_early_copy(seed: int, waits: bool) -> None:
-    """It was cached, and is still being copied down when a sequence in a full pool takes it out of the tree, and writes into it."""
+    """It was cached, and is still being copied down when a sequence takes it out of the tree, and writes into it; another one has the
+    rest of the pool."""
     device = SimulatedDevice(seed)
-    with Bench(tiered_config(2, [("host", 4)], write_policy="through"), device) as bench:
+    with Bench(tiered_config(3, [("host", 4)], write_policy="through"), device) as bench:
         streams = [device.create_stream() for _ in range(2)]
+        other = bench.manager.create_kv_cache(id=3)
+        assert other.resume(streams[0]) and bench.write(other, 1)
         first = bench.manager.create_kv_cache(id=1)
         assert first.resume(streams[0]) and bench.write(first, 6, commit=True)
         first.close()
@@ -336,4 +342,5 @@ def test_a_tail_that_is_taken_back_waits_for_its_early_copy(seed: int, waits: bo
         assert bench.write(kv_cache, 2)
         bench.check(kv_cache)
         kv_cache.close()
+        other.close()
     assert device.races == ()

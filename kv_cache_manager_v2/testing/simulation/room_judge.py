@@ -45,14 +45,15 @@ class RoomJudge:
     ) -> None:
         self.excuses_refusals = False
         self._model = model
+        model.pool_group_of = pool_group_of
         self._pool_group_of = pool_group_of
-        self._num_slots = num_slots
-        self._num_all_slots = num_all_slots
+        self.set_slots(num_slots, num_all_slots)
         self._max_util_for_resume = max_util_for_resume
         self._constraint_slots = constraint_slots
 
     def set_slots(self, num_slots: Sequence[int], num_all_slots: Sequence[int]) -> None:
-        """The levels were resized."""
+        """Those of the levels now."""
+        self._model.num_slots = num_slots
         self._num_slots = num_slots
         self._num_all_slots = num_all_slots
 

@@ -318,14 +318,15 @@ def test_matched_tails_are_copied_but_for_the_last(windows: list[int | None]) ->
     """Six tokens are a block and a published part of one, which two new sequences match; each copies it as it is resumed, the last one
     where there is no room takes it out of the tree."""
     answers = set()
-    for num_slots in range(2 * len(windows), 7 * len(windows)):
+    # With fewer than three pages a layer there is no room for a copy beside the match, and the match would be shorter.
+    for num_slots in range(3 * len(windows), 7 * len(windows)):
         with manager_of(windows, num_slots=num_slots, max_util_for_resume=1.0) as manager:
             run_prompt(manager, list(range(6))).close()
             listed = [manager.create_kv_cache(input_tokens=[*range(6), 100 + number]) for number in range(2)]
             assert [one.num_committed_tokens for one in listed] == [6, 6]
             answers.add(bool(compare(manager, listed, [1, 1], 1)))
             compare(manager, listed, [0, 0], 1)
-            compare(manager, listed, [9, 0], 4)
+            answers.add(bool(compare(manager, listed, [9, 0], 4)))
             for kv_cache in listed:
                 kv_cache.close()
         with manager_of(windows, num_slots=num_slots, max_util_for_resume=1.0) as manager:
