@@ -573,7 +573,7 @@ class KVCacheManager(Handle):
     @property
     def open_leases(self) -> list[TransferLease]:
         """A handle for each lease that is not settled, in the order of their making; also for those that were forgotten."""
-        return [TransferLease(self._shared, lease) for lease in self._shared.leases.open_leases()]
+        return [TransferLease(self._shared, lease, is_looked_at=True) for lease in self._shared.leases.open_leases()]
 
     async def ready(self, kv_cache: Given[KVCache]) -> None:
         """Wait, in an asyncio event loop, until `KVCache.ready` is true, and raise what that raises.

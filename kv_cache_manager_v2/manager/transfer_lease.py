@@ -32,14 +32,17 @@ _logger: Final = PackageLog("kv_cache_manager_v2")
 class TransferLease(Handle):
     """Made by `KVCache.reserve_transfer`, and listed by `KVCacheManager.open_leases`. Leaving a ``with`` settles it."""
 
-    __slots__ = ("_shared", "_lease")
+    __slots__ = ("_shared", "_lease", "_is_looked_at")
 
     _shared: Final[SharedState]
     _lease: Final[TransferLeaseState]
+    _is_looked_at: Final[bool]
+    """Made by `open_leases`: dropping it says nothing, since the owner may hold the handle that `reserve_transfer` made."""
 
-    def __init__(self, shared: SharedState, lease: TransferLeaseState) -> None:
+    def __init__(self, shared: SharedState, lease: TransferLeaseState, is_looked_at: bool = False) -> None:
         """Not for users."""
         self._lease = lease
+        self._is_looked_at = is_looked_at
         self._shared = shared
 
     def __del__(self) -> None:
@@ -50,8 +53,7 @@ class TransferLease(Handle):
             return
         lease = self._lease
         try:
-            if not lease.is_reported and shared.leases.is_open(lease.number) and not shared.guard.is_foreign:
-                lease.is_reported = True
+            if not self._is_looked_at and shared.leases.is_open(lease.number) and not shared.guard.is_foreign:
                 text = (
                     f"lease {lease.number} on pages of sequence {lease.sequence_id} was dropped without settle(); its pages stay "
                     f"reserved: settle it through open_leases once the other side is done"

@@ -29,7 +29,7 @@ class TransferLeaseState:
     """``slots``: by life cycle, those of its blocks in order. ``pages``: by life cycle, the rows of the same and, before them, of
     pages that are kept so that the leased ones stay reachable."""
 
-    __slots__ = ("number", "sequence_id", "private_blocks", "pages", "slots", "is_reported")
+    __slots__ = ("number", "sequence_id", "private_blocks", "pages", "slots")
 
     number: Final[int]
     sequence_id: Final[int]
@@ -37,8 +37,6 @@ class TransferLeaseState:
     """Those that were private when the lease was made."""
     pages: Final[list[list[int]]]
     slots: Final[list[list[int]]]
-    is_reported: bool
-    """That its handle is gone has been said."""
 
     def __init__(self, number: int, sequence_id: int, num_life_cycles: i64) -> None:
         self.number = number
@@ -46,7 +44,6 @@ class TransferLeaseState:
         self.private_blocks = []
         self.pages = [[] for _ in range(num_life_cycles)]
         self.slots = [[] for _ in range(num_life_cycles)]
-        self.is_reported = False
 
 
 @final

@@ -97,6 +97,18 @@ def test_leased_block_outlives_an_equal_one_that_is_dropped_above_it() -> None:
         manager.check_invariants()
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_look_at_open_leases_warns_of_none(caplog: pytest.LogCaptureFixture) -> None:
+    manager = manager_of()
+    with run_prompt(manager, [1, 2, 3, 4, 5]) as kv_cache:
+        lease = kv_cache.reserve_transfer()
+    for _ in range(2):
+        assert [seen.number for seen in manager.open_leases] == [lease.number]  # made, and dropped at once
+    assert caplog.text == ""
+    lease.settle()
+    manager.shutdown()
+
+
 def test_leases_count_where_they_stand_in_the_way() -> None:
     manager = manager_of()
     with run_prompt(manager, [1, 2, 3, 4, 5]) as kv_cache:
