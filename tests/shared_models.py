@@ -64,6 +64,7 @@ class Rank:
         if publish is not None:
             settings["publisher"] = publish(self.manager)
         settings = {"load_bytes": 1 << 20, "store_bytes": 1 << 20, **settings}
+        self.model_id = model_id
         self.level = SharedLevel(self.manager, store, model_id, write_policy=write_policy, **settings)
         self.num_computed = 0
 

@@ -68,6 +68,10 @@ class BlockNode:
     def lora_id(self) -> int | None:
         return self._lora_id if self.root is None else self.root._lora_id
 
+    @property
+    def salt(self) -> int | str | None:
+        return self._salt if self.root is None else self.root._salt
+
     def tokens(self) -> list[TokenIdExt]:
         """The tokens as the user gave them; a new list."""
         if self._mixed is not None:

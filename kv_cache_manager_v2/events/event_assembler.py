@@ -375,7 +375,7 @@ class EventAssembler:
             )
             self._turns.pause()
             position += 1
-        return KVCacheStoredData(parent_hash, blocks, first.lora_id)
+        return KVCacheStoredData(parent_hash, blocks, first.lora_id, first.salt)
 
     def snapshot(self) -> list[KVCacheEvent]:
         """The state after all events so far, as events: created and stored ones, parents first, with the id of the last event."""

@@ -38,13 +38,14 @@ from .kv_cache_event import (
 class IndexedBlock(Value):
     """A block that some layer group has cached. ``places``: (cache level, priority) by layer group."""
 
-    __slots__ = ("block_hash", "parent_hash", "tokens", "lora_id", "_places")
+    __slots__ = ("block_hash", "parent_hash", "tokens", "lora_id", "_places", "salt")
 
     block_hash: Final[BlockHash]
     parent_hash: Final[BlockHash | None]
     tokens: Final[list[TokenIdExt]]
     lora_id: Final[int | None]
     _places: Final[dict[int, tuple[int, int]]]
+    salt: Final[int | str | None]
 
     def __init__(
         self,
@@ -53,15 +54,17 @@ class IndexedBlock(Value):
         tokens: list[TokenIdExt],
         lora_id: int | None,
         places: Mapping[int, tuple[int, int]] | None = None,
+        salt: int | str | None = None,
     ) -> None:
         self.block_hash = block_hash
         self.parent_hash = parent_hash
         self.tokens = tokens
         self.lora_id = lora_id
         self._places = {} if places is None else dict(places)
+        self.salt = salt
 
     def _arguments(self) -> tuple[object, ...]:
-        return (self.block_hash, self.parent_hash, self.tokens, self.lora_id, self._places)
+        return (self.block_hash, self.parent_hash, self.tokens, self.lora_id, self._places, self.salt)
 
     @property
     def places(self) -> Mapping[int, tuple[int, int]]:
@@ -161,7 +164,7 @@ class KVCacheEventIndex(Handle):
             for stored in data.blocks:
                 block = self._blocks.get(stored.block_hash)
                 if block is None:
-                    block = IndexedBlock(stored.block_hash, parent_hash, stored.tokens, data.lora_id)
+                    block = IndexedBlock(stored.block_hash, parent_hash, stored.tokens, data.lora_id, None, data.salt)
                     self._blocks[stored.block_hash] = block
                     kept.append(stored.tokens)
                 block._places[group] = (stored.cache_level, stored.priority)

@@ -45,7 +45,7 @@ class KVCacheEventManager(Handle):
 
     __slots__ = (
         "_max_events", "_hash_algo", "_attention_dp_rank", "_log", "_backlog", "_groups", "_tokens_per_block", "_cache_tiers",
-        "_partial_blocks", "_door", "_is_published",
+        "_partial_blocks", "_door", "_is_published", "_inheritance",
     )  # fmt: skip
 
     _NAMES: ClassVar[str] = "the events of a manager of this process"
@@ -64,6 +64,8 @@ class KVCacheEventManager(Handle):
     """Of the manager; None while UNBOUND."""
     _is_published: bool
     """A publisher drains it."""
+    _inheritance: object
+    """What each publisher leaves to the next; None before the first."""
 
     def __init__(
         self,
@@ -84,6 +86,7 @@ class KVCacheEventManager(Handle):
         self._cache_tiers = ()
         self._door = None
         self._is_published = False
+        self._inheritance = None
 
     # -- for the manager ----------------------------------------------------------------------------------------------
 
@@ -117,11 +120,15 @@ class KVCacheEventManager(Handle):
 
     # -- for a publisher ----------------------------------------------------------------------------------------------
 
-    def _begin_publishing(self) -> None:
-        """`LogicError` while there is one: each would lack the events of the other."""
+    def _begin_publishing(self, inheritance: object) -> object:
+        """What the first publisher left, which is ``inheritance`` for that one. `LogicError` while there is one: each would lack the
+        events of the other."""
         if self._is_published:
             raise LogicError("event_manager has a publisher already, which drains its events; close that one first")
         self._is_published = True
+        if self._inheritance is None:
+            self._inheritance = inheritance
+        return self._inheritance
 
     def _end_publishing(self) -> None:
         """Another publisher may begin."""

@@ -1,7 +1,7 @@
 """KV events as values: what `KVCacheEventManager.get_latest_events` returns. Shapes and names are TensorRT-LLM's.
 
-Each event is about one layer group. `to_json` gives the form that TensorRT-LLM's consumers read, and two additions: why a
-block was removed, and how many events were dropped before this one.
+Each event is about one layer group. `to_json` gives the form that TensorRT-LLM's consumers read, and three additions: why a
+block was removed, how many events were dropped before this one, and the salt of its reuse scope.
 """
 
 from __future__ import annotations
@@ -127,26 +127,32 @@ class KVCacheStoredBlockData(Value):
 class KVCacheStoredData(KVCacheEventData):
     """Blocks of one path, each the parent of the next. ``parent_hash``: the first block's parent; None: the first block is at a root."""
 
-    __slots__ = ("parent_hash", "blocks", "lora_id")
+    __slots__ = ("parent_hash", "blocks", "lora_id", "salt")
 
     parent_hash: Final[BlockHash | None]
     blocks: Final[list[KVCacheStoredBlockData]]
     lora_id: Final[int | None]
-    """Of the reuse scope. The salt is not in the event: it is part of the hash."""
+    salt: Final[int | str | None]
+    """Both of the reuse scope, and part of the hash."""
 
     def __init__(
-        self, parent_hash: BlockHash | None, blocks: list[KVCacheStoredBlockData], lora_id: int | None = None
+        self,
+        parent_hash: BlockHash | None,
+        blocks: list[KVCacheStoredBlockData],
+        lora_id: int | None = None,
+        salt: int | str | None = None,
     ) -> None:
         self.parent_hash = parent_hash
         self.blocks = blocks
         self.lora_id = lora_id
+        self.salt = salt
 
     def _arguments(self) -> tuple[object, ...]:
-        return (self.parent_hash, self.blocks, self.lora_id)
+        return (self.parent_hash, self.blocks, self.lora_id, self.salt)
 
     def __repr__(self) -> str:
-        lora = "" if self.lora_id is None else f", lora_id={self.lora_id}"
-        return f"KVCacheStoredData(parent_hash={self.parent_hash!r}, blocks={self.blocks}{lora})"
+        scope = "".join([f", {name}={value!r}" for name, value in (("lora_id", self.lora_id), ("salt", self.salt)) if value is not None])
+        return f"KVCacheStoredData(parent_hash={self.parent_hash!r}, blocks={self.blocks}{scope})"
 
     def to_json(self) -> dict[str, Any]:
         found: dict[str, Any] = {
@@ -156,6 +162,8 @@ class KVCacheStoredData(KVCacheEventData):
         }
         if self.lora_id is not None:
             found["lora_id"] = self.lora_id
+        if self.salt is not None:
+            found["cache_salt"] = str(self.salt)
         return found
 
 

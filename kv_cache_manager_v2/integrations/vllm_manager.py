@@ -22,6 +22,7 @@ from ..events.kv_cache_event import KVCacheEvent as ManagerEvent
 from ..manager.kv_cache import KVCache
 from ..publishing import wire_event
 from ..publishing.wire_translator import WireTranslator
+from ..publishing.wire_writer import mark_salt
 from ..reuse.reuse_scope import ReuseScope
 from .vllm_pool import LayerPool
 
@@ -326,7 +327,8 @@ class PagedKVCacheManager(KVCacheManager):
                 lora_id=event.lora_id,
                 medium=event.medium,
                 lora_name=event.lora_name,
-                extra_keys=event.extra_keys,
+                # vLLM itself has the salt there, at a path's first block.
+                extra_keys=mark_salt(event, "") if event.parent_hash is None else event.extra_keys,
                 group_idx=self._to_group(event.group),
                 kv_cache_spec_kind=event.kind,
                 kv_cache_spec_sliding_window=event.window,

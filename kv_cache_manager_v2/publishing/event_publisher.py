@@ -36,8 +36,8 @@ from ..base.missing_package import missing_package
 from ..base.package_log import PackageLog
 from ..events.event_manager import KVCacheEventManager
 from .event_endpoints import ConsumerKeys, bind, connect, is_of_this_machine, load_zmq, offset_port, open_socket, to_consumer_keys
-from .shared_copies import SharedBlocks, SharedChange
-from .snapshot_answer import SNAPSHOT, SNAPSHOT_REQUESTS, SnapshotHeader
+from .shared_copies import SharedBlocks, SharedChange, SharedCopies
+from .snapshot_answer import SNAPSHOT, SNAPSHOT_REQUESTS, write_header
 from .wire_event import WireEvent
 from .wire_translator import WireTranslator
 from .wire_writer import DIALECTS, MAP, WireWriter
@@ -125,14 +125,14 @@ class KVCacheEventPublisher(Handle):
     __slots__ = (
         "_event_manager", "_topic", "_rank", "_translator", "_writer", "_buffer", "_sequence", "_context", "_socket", "_replay_socket",
         "_snapshot_socket", "_endpoint", "_replay_endpoint", "_snapshot_endpoint", "_stop", "_sender", "_error", "_num_batches",
-        "_num_lost", "_linger_ms", "_publisher_id", "_heartbeat", "_last_sent", "_changes", "_pack", "_keys",
+        "_num_lost", "_linger_ms", "_publisher_id", "_heartbeat", "_last_sent", "_shared", "_pack", "_keys",
     )  # fmt: skip
 
     _NAMES: ClassVar[str] = "sockets and threads of this process"
 
     _event_manager: Final[KVCacheEventManager]
     _topic: Final[bytes]
-    _rank: Final[int | None]
+    _rank: Final[int]
     _translator: Final[WireTranslator]
     _writer: Final[WireWriter]
     _buffer: Final[ReplayBuffer]
@@ -154,8 +154,8 @@ class KVCacheEventPublisher(Handle):
     _publisher_id: Final[str]
     _heartbeat: Final[float | None]
     _last_sent: float
-    _changes: Final[deque[SharedChange]]
-    """Of the shared level; any thread appends, the sender takes."""
+    _shared: Final[SharedCopies]
+    """Of the first publisher of this event manager, taken over."""
     _pack: Final[Any]
     _keys: Final[ConsumerKeys | None]
 
@@ -171,7 +171,7 @@ class KVCacheEventPublisher(Handle):
         curve_consumers: Sequence[str] = (),
         heartbeat_seconds: SupportsFloat | None = 1.0,
         topic: Given[str] = "",
-        data_parallel_rank: SupportsIndex | None = None,
+        data_parallel_rank: SupportsIndex = 0,
         dialect: Given[str] = MAP,
         first_sequence: SupportsIndex | str = 0,
         buffer_batches: SupportsIndex = 10_000,
@@ -188,9 +188,9 @@ class KVCacheEventPublisher(Handle):
         self._stop = threading.Event()
         self._error = None
         events = to_instance(event_manager, KVCacheEventManager, "event_manager")
-        rank = None if data_parallel_rank is None else int(to_count(data_parallel_rank, "data_parallel_rank"))
+        rank = int(to_count(data_parallel_rank, "data_parallel_rank"))
         endpoints = [
-            None if given is None else offset_port(to_text(given, name), 0 if rank is None else rank, name)
+            None if given is None else offset_port(to_text(given, name), rank, name)
             for name, given in (
                 ("endpoint", endpoint), ("replay_endpoint", replay_endpoint), ("snapshot_endpoint", snapshot_endpoint),
                 ("connect_to", connect_to),
@@ -228,15 +228,7 @@ class KVCacheEventPublisher(Handle):
         self._topic = encoded_topic
         self._rank = rank
         self._sequence = sequence
-        self._translator = WireTranslator(
-            events.tokens_per_block,
-            events.cache_tiers,
-            events.layer_group_kinds,
-            names,
-            events.hash_algo,
-        )
         self._pack = msgspec.msgpack.Encoder()
-        self._writer = WireWriter(self._pack, named_dialect, self._translator.has_groups)
         self._buffer = ReplayBuffer(num_buffered, self._sequence)
         self._num_batches = 0
         self._num_lost = 0
@@ -244,12 +236,16 @@ class KVCacheEventPublisher(Handle):
         self._publisher_id = uuid.uuid4().hex
         self._heartbeat = heartbeat
         self._last_sent = 0.0
-        self._changes = deque()
         self._endpoint = endpoints[0]
         self._replay_endpoint = endpoints[1]
         self._snapshot_endpoint = endpoints[2]
-        events._begin_publishing()
+        shared = events._begin_publishing(SharedCopies(len(events.cache_tiers), events.hash_algo))
+        assert isinstance(shared, SharedCopies)
+        self._shared = shared
+        self._translator = WireTranslator(events.tokens_per_block, events.cache_tiers, events.layer_group_kinds, names, shared)
+        self._writer = WireWriter(self._pack, named_dialect, self._translator.has_groups)
         try:
+            shared.begin()
             events.flush_iteration_events()
             self._open(most_waiting, endpoints[3])
             thread = threading.Thread(target=self._run, name="kv-event-publisher", daemon=True)
@@ -267,6 +263,10 @@ class KVCacheEventPublisher(Handle):
         if thread is not None and thread.is_alive():
             thread.join()
         self._close_sockets(0)
+        self._end_publishing()
+
+    def _end_publishing(self) -> None:
+        self._shared.is_followed = False
         self._event_manager._end_publishing()
 
     def _open(self, high_water_mark: int, connect_to: str | None) -> None:
@@ -374,7 +374,7 @@ class KVCacheEventPublisher(Handle):
             thread.join()
             self._close_sockets(self._linger_ms)
             self._sender = None
-            self._event_manager._end_publishing()
+            self._end_publishing()
 
     # -- for a shared level -------------------------------------------------------------------------------------------
 
@@ -384,9 +384,8 @@ class KVCacheEventPublisher(Handle):
     def _tell_shared(
         self, salt: int | str | None, blocks: SharedBlocks | None, pages: list[tuple[int, int, bytes]], gone: list[bytes]
     ) -> None:
-        """Pages are in the store, or not any more (`SharedChange`); from any thread. Costs a list's entry here."""
-        if self._error is None and not self._stop.is_set():
-            self._changes.append(SharedChange(salt, blocks, pages, gone))
+        """Pages are in the store, or not any more (`SharedChange`); from any thread. Once this is closed, for the next publisher."""
+        self._shared.tell(SharedChange(salt, blocks, pages, gone))
 
     # -- the thread ---------------------------------------------------------------------------------------------------
 
@@ -401,13 +400,12 @@ class KVCacheEventPublisher(Handle):
             self._answer_requests()
         except BaseException as error:
             self._error = error
+            self._shared.is_followed = False
             _logger.exception("publishing of KV events has stopped")
 
     def _publish_first(self) -> None:
-        """Cleared, then everything that is there: what a durable level has brought back, say."""
-        self._translator.translate(self._event_manager.get_latest_events())
-        if self._translator.needs_snapshot:
-            self._translator.begin_anew(self._event_manager.snapshot(flush=False))
+        """Cleared, then everything that is there: what a durable level has brought back, or an earlier publisher has drained."""
+        self._translator.begin_anew(self._event_manager.snapshot(flush=False))
         self._publish_in_batches(self._translator.events_of_state())
 
     def _keep_alive(self) -> None:
@@ -418,8 +416,8 @@ class KVCacheEventPublisher(Handle):
     def _publish_latest(self, timeout_ms: int) -> None:
         events = self._event_manager.get_latest_events(timeout_ms)
         said = self._translator.translate(events)
-        while len(self._changes) > 0:
-            said.extend(self._translator.translate_shared(self._changes.popleft()))
+        for change in self._shared.take_changes():
+            said.extend(self._translator.translate_shared(change))
         self._publish_in_batches(said)
         if self._translator.needs_snapshot:
             # A number without a batch shows the gap; a replay cannot continue from batches before it to those after it.
@@ -470,9 +468,9 @@ class KVCacheEventPublisher(Handle):
             batches: list[bytes] = []
             for begin in range(0, len(events), _MAX_EVENTS_PER_BATCH):
                 batches.append(self._writer.write_batch(time.time(), events[begin : begin + _MAX_EVENTS_PER_BATCH], self._rank))
-            header = SnapshotHeader(self._publisher_id, self._sequence, len(batches), self._heartbeat, self._rank)
+            header = write_header(self._pack, self._publisher_id, self._sequence, len(batches), self._heartbeat, self._rank)
             number = self._sequence.to_bytes(8, "big")
-            for payload in [header.write(self._pack), *batches]:
+            for payload in [header, *batches]:
                 self._snapshot_socket.send_multipart((consumer, b"", self._topic, number, payload))
         self._snapshot_socket.send_multipart((consumer, b"", b"", END_OF_REPLAY, b""))
 

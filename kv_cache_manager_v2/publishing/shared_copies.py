@@ -1,9 +1,11 @@
 """Which pages a shared level has in its store, as routers see them: blocks on the medium EXTERNAL.
 
 A page is announced once, and removed once, whatever its level tells and how often. Names of blocks in a store are not those of events:
-both follow from the tokens, so the changes bring the tokens along, and the publisher's thread hashes them.
+both follow from the tokens, so the changes bring the tokens along, and the publisher's thread hashes them. A publisher that is closed
+leaves its copies, and the changes after it, to the next one of the same event manager.
 """
 
+from collections import deque
 from collections.abc import Callable
 from typing import Final, final
 
@@ -14,6 +16,9 @@ from ..durable.record_format import MIXED, decode_mixed
 from ..events.block_digest import BlockHash, show_digest
 from ..events.block_node import BlockNode
 from ..events.event_index import IndexedBlock
+
+MOST_WAITING: Final = 4096
+"""Changes that are kept while no publisher takes them."""
 
 SharedBlocks = Callable[[], list[tuple[int, bytes]]]
 """The full blocks of a path from its root on, as a durable level records tokens: form and bytes."""
@@ -43,10 +48,17 @@ class SharedChange:
 @final
 @mypyc_attr(native_class=True)
 class SharedCopies:
-    """``level``: what stands for the store among the cache levels. ``algorithm``: of the hashes in events."""
+    """``level``: what stands for the store among the cache levels. ``algorithm``: of the hashes in events.
 
-    __slots__ = ("_level", "_algorithm", "_blocks", "_places")
+    ``is_followed``: a publisher takes the changes. ``has_lost``: more waited than are kept, so what is there is not known any more.
+    """
 
+    __slots__ = ("is_followed", "has_lost", "_changes", "_level", "_algorithm", "_blocks", "_places")
+
+    is_followed: bool
+    has_lost: bool
+    _changes: Final[deque[SharedChange]]
+    """Any thread appends, the publisher's takes."""
     _level: Final[int]
     _algorithm: Final[str]
     _blocks: Final[dict[BlockHash, IndexedBlock]]
@@ -54,6 +66,9 @@ class SharedCopies:
     """Block and layer group, by the key in the store."""
 
     def __init__(self, level: int, algorithm: str) -> None:
+        self.is_followed = True
+        self.has_lost = False
+        self._changes = deque()
         self._level = level
         self._algorithm = algorithm
         self._blocks = {}
@@ -61,6 +76,29 @@ class SharedCopies:
 
     def __len__(self) -> int:
         return len(self._places)
+
+    def tell(self, change: SharedChange) -> None:
+        """From any thread; costs a list's entry."""
+        if not self.is_followed and len(self._changes) >= MOST_WAITING:
+            self.has_lost = True
+            self._changes.clear()
+        self._changes.append(change)
+
+    def take_changes(self) -> list[SharedChange]:
+        """Those that were told since, oldest first."""
+        taken: list[SharedChange] = []
+        while len(self._changes) > 0:
+            taken.append(self._changes.popleft())
+        return taken
+
+    def begin(self) -> None:
+        """A publisher follows from here on. Where too much was told meanwhile, nothing is known: pages are told again once they are
+        seen."""
+        self.is_followed = True
+        if self.has_lost:
+            self.has_lost = False
+            self._blocks.clear()
+            self._places.clear()
 
     def blocks(self) -> list[IndexedBlock]:
         return list(self._blocks.values())
@@ -88,7 +126,7 @@ class SharedCopies:
             block = self._blocks.get(block_hash)
             if block is None:
                 above = nodes[ordinal - 1] if ordinal > 0 else None
-                block = IndexedBlock(block_hash, None if above is None else self._show(above), node.tokens(), None)
+                block = IndexedBlock(block_hash, None if above is None else self._show(above), node.tokens(), None, None, change.salt)
                 self._blocks[block_hash] = block
             block._places[group] = (self._level, 0)
             self._places[key] = (block_hash, group)

@@ -10,50 +10,25 @@ then, drops what it knew, applies the batches, and goes on with the stream from 
 that finds another ``publisher_id`` in it than before knows that the publisher has begun anew.
 """
 
-from typing import Any, Final, final
-
-from mypy_extensions import mypyc_attr
+from typing import Any, Final
 
 SNAPSHOT: Final = b"snapshot"
 IDENTITY: Final = b"identity"
 SNAPSHOT_REQUESTS: Final = (SNAPSHOT, IDENTITY)
 
 
-@final
-@mypyc_attr(native_class=True)
-class SnapshotHeader:
-    """``heartbeat_seconds``: after so long a silence the publisher is gone, or a batch was lost; None: it may be silent."""
+def write_header(
+    pack: Any, publisher_id: str, resume_sequence: int, num_batches: int, heartbeat_seconds: float | None, data_parallel_rank: int
+) -> bytes:
+    """``heartbeat_seconds``: after so long a silence the publisher is gone, or a batch was lost; None: it may be silent.
 
-    __slots__ = ("publisher_id", "resume_sequence", "num_batches", "heartbeat_seconds", "data_parallel_rank")
-
-    publisher_id: Final[str]
-    resume_sequence: Final[int]
-    num_batches: Final[int]
-    heartbeat_seconds: Final[float | None]
-    data_parallel_rank: Final[int | None]
-
-    def __init__(
-        self,
-        publisher_id: str,
-        resume_sequence: int,
-        num_batches: int,
-        heartbeat_seconds: float | None,
-        data_parallel_rank: int | None,
-    ) -> None:
-        self.publisher_id = publisher_id
-        self.resume_sequence = resume_sequence
-        self.num_batches = num_batches
-        self.heartbeat_seconds = heartbeat_seconds
-        self.data_parallel_rank = data_parallel_rank
-
-    def write(self, pack: Any) -> bytes:
-        """``pack``: msgspec's encoder."""
-        fields: dict[str, object] = {
-            "publisher_id": self.publisher_id,
-            "resume_sequence": self.resume_sequence,
-            "num_batches": self.num_batches,
-            "heartbeat_seconds": self.heartbeat_seconds,
-            "data_parallel_rank": self.data_parallel_rank,
-        }
-        packed: bytes = pack.encode(fields)
-        return packed
+    ``pack``: msgspec's encoder."""
+    fields: dict[str, object] = {
+        "publisher_id": publisher_id,
+        "resume_sequence": resume_sequence,
+        "num_batches": num_batches,
+        "heartbeat_seconds": heartbeat_seconds,
+        "data_parallel_rank": data_parallel_rank,
+    }
+    packed: bytes = pack.encode(fields)
+    return packed

@@ -1,5 +1,6 @@
 """The three events of the wire form, as values.
 
+A scope is told by ``lora_name`` and ``cache_salt``: routers hash both, so blocks of one tenant or adapter are no hits of another's.
 Routers expect, per medium and layer group, one removal for each store. `hashes` are the first 8 bytes of the blocks' SHA-256.
 """
 
@@ -10,6 +11,10 @@ from typing import Final, final
 from mypy_extensions import mypyc_attr
 
 from ..base.value import Value
+
+
+ExtraKeys = list[list[str | tuple[str, int]] | None]
+"""Per block the multimodal digests in it, as hex digits with their position in the block, or None. Other producers' may be bare texts."""
 
 
 @mypyc_attr(native_class=True)
@@ -25,7 +30,8 @@ class BlockStored(WireEvent):
     """Blocks of one path are on ``medium`` now: ``block_size`` tokens each; the parent of the first one is ``parent_hash``."""
 
     __slots__ = (
-        "hashes", "parent_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name", "extra_keys", "group", "kind", "window"
+        "hashes", "parent_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name", "extra_keys", "group", "kind", "window",
+        "cache_salt",
     )  # fmt: skip
 
     hashes: Final[list[int]]
@@ -35,11 +41,13 @@ class BlockStored(WireEvent):
     lora_id: Final[int | None]
     medium: Final[str | None]
     lora_name: Final[str | None]
-    extra_keys: Final[list[list[str] | None] | None]
-    """Per block the multimodal digests in it as hex digits, or None; None: no block has any."""
+    extra_keys: Final[list[list[str | tuple[str, int]] | None] | None]
+    """None: no block has any."""
     group: Final[int | None]
     kind: Final[str | None]
     window: Final[int | None]
+    cache_salt: Final[str | None]
+    """Of the scope; a salt that is a number is written in digits."""
 
     def __init__(
         self,
@@ -50,10 +58,11 @@ class BlockStored(WireEvent):
         lora_id: int | None,
         medium: str | None,
         lora_name: str | None,
-        extra_keys: list[list[str] | None] | None = None,
+        extra_keys: list[list[str | tuple[str, int]] | None] | None = None,
         group: int | None = None,
         kind: str | None = None,
         window: int | None = None,
+        cache_salt: str | None = None,
     ) -> None:
         self.hashes = hashes
         self.parent_hash = parent_hash
@@ -66,11 +75,12 @@ class BlockStored(WireEvent):
         self.group = group
         self.kind = kind
         self.window = window
+        self.cache_salt = cache_salt
 
     def _arguments(self) -> tuple[object, ...]:
         return (
             self.hashes, self.parent_hash, self.token_ids, self.block_size, self.lora_id, self.medium, self.lora_name,
-            self.extra_keys, self.group, self.kind, self.window,
+            self.extra_keys, self.group, self.kind, self.window, self.cache_salt,
         )  # fmt: skip
 
     def __repr__(self) -> str:

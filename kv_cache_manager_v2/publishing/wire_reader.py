@@ -8,7 +8,8 @@ from mypy_extensions import mypyc_attr
 from ..base.given import Given
 from ..base.missing_package import missing_package
 from ..base.value import Value
-from .wire_event import AllBlocksCleared, BlockRemoved, BlockStored, WireEvent
+from .wire_event import AllBlocksCleared, BlockRemoved, BlockStored, ExtraKeys, WireEvent
+from .wire_writer import SALT_MARK
 
 _STORED_FIELDS: Final = (
     "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name", "extra_keys", "group_idx",
@@ -99,6 +100,8 @@ def _read_stored(fields: Mapping[str, Any]) -> BlockStored:
     block_size = _to_optional_int(fields.get("block_size"), "block_size")
     if block_size is None or block_size < 1 or len(tokens) != block_size * len(hashes):
         raise ValueError(f"BlockStored has {len(hashes)} hashes, {len(tokens)} tokens, block_size {block_size}")
+    keys, marked_salt = _to_extra_keys(fields.get("extra_keys"))
+    salt = _to_optional_str(fields, "cache_salt")
     return BlockStored(
         hashes,
         _to_optional_int(fields.get("parent_block_hash"), "parent_block_hash"),
@@ -107,10 +110,11 @@ def _read_stored(fields: Mapping[str, Any]) -> BlockStored:
         _to_optional_int(fields.get("lora_id"), "lora_id"),
         _to_optional_str(fields, "medium"),
         _to_optional_str(fields, "lora_name"),
-        _to_extra_keys(fields.get("extra_keys")),
+        keys,
         _to_optional_int(fields.get("group_idx"), "group_idx"),
         _to_optional_str(fields, "kv_cache_spec_kind"),
         _to_optional_int(fields.get("kv_cache_spec_sliding_window"), "kv_cache_spec_sliding_window"),
+        marked_salt if salt is None else salt,
     )
 
 
@@ -139,18 +143,28 @@ def _to_optional_str(fields: Mapping[str, Any], name: str) -> str | None:
     return value
 
 
-def _to_extra_keys(value: object) -> list[list[str] | None] | None:
-    """Keys of other producers are skipped unless they are strings."""
+def _to_extra_keys(value: object) -> tuple[ExtraKeys | None, str | None]:
+    """The keys, and the salt that is marked among them. Keys of other producers are skipped unless they are texts, alone or with a
+    position."""
+    salt: str | None = None
     if value is None:
-        return None
+        return None, None
     if not isinstance(value, list):
         raise ValueError(f"extra_keys is {value!r}, not an array")
-    found: list[list[str] | None] = []
+    found: ExtraKeys = []
     for keys in value:
         if keys is None:
             found.append(None)
         elif isinstance(keys, list):
-            found.append([key for key in keys if isinstance(key, str)])
+            kept: list[str | tuple[str, int]] = []
+            for key in keys:
+                if isinstance(key, str) and key.startswith(SALT_MARK):
+                    salt = key[len(SALT_MARK) :]
+                elif isinstance(key, str):
+                    kept.append(key)
+                elif isinstance(key, list) and len(key) == 2 and isinstance(key[0], str) and type(key[1]) is int:
+                    kept.append((key[0], key[1]))
+            found.append(kept if len(kept) > 0 else None)
         else:
             raise ValueError(f"extra_keys has {keys!r} in it")
-    return found
+    return (None if all([keys is None for keys in found]) else found), salt

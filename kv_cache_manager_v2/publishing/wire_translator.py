@@ -12,6 +12,7 @@ from mypy_extensions import mypyc_attr
 
 from ..base.fair_turns import FairTurns
 from ..base.ids import CacheTier, TokenIdExt
+from ..base.package_log import PackageLog
 from ..events.block_digest import SHA256, BlockHash
 from ..events.event_index import IndexedBlock, KVCacheEventIndex
 from ..events.event_snapshot import KVCacheEventSnapshot
@@ -24,7 +25,9 @@ from ..events.kv_cache_event import (
 )
 from ..events.layer_group_facts import FULL_ATTENTION
 from .shared_copies import SharedChange, SharedCopies
-from .wire_event import AllBlocksCleared, BlockRemoved, BlockStored, WireEvent
+from .wire_event import AllBlocksCleared, BlockRemoved, BlockStored, ExtraKeys, WireEvent
+
+_logger: Final = PackageLog("kv_cache_manager_v2")
 
 
 def to_wire_hash(block_hash: BlockHash) -> int:
@@ -46,7 +49,9 @@ _EXTERNAL: Final = "EXTERNAL"
 @final
 @mypyc_attr(native_class=True)
 class WireTranslator:
-    __slots__ = ("has_groups", "_index", "_shared", "_tokens_per_block", "_media", "_kinds", "_windows", "_lora_names", "_turns")
+    __slots__ = (
+        "has_groups", "_index", "_shared", "_tokens_per_block", "_media", "_kinds", "_windows", "_lora_names", "_nameless", "_turns"
+    )  # fmt: skip
 
     has_groups: Final[bool]
     """Whether messages name layer groups: not if the whole model is one full-attention group. The same in all messages of a stream."""
@@ -58,6 +63,8 @@ class WireTranslator:
     _kinds: Final[list[str]]
     _windows: Final[dict[int, int | None]]
     _lora_names: Final[Mapping[int, str]]
+    _nameless: Final[set[int]]
+    """LoRA ids that were logged."""
     _turns: Final[FairTurns]
     """Nothing else here is seen by other threads."""
 
@@ -67,16 +74,17 @@ class WireTranslator:
         cache_tiers: Sequence[CacheTier],
         kinds: Sequence[str],
         lora_names: Mapping[int, str],
-        algorithm: str = SHA256,
+        shared: SharedCopies | None = None,
     ) -> None:
         self.has_groups = len(kinds) > 1 or list(kinds) != [FULL_ATTENTION]
         self._index = KVCacheEventIndex()
-        self._shared = SharedCopies(len(cache_tiers), algorithm)
+        self._shared = SharedCopies(len(cache_tiers), SHA256) if shared is None else shared
         self._tokens_per_block = tokens_per_block
         self._media = [*[_MEDIUM[tier] for tier in cache_tiers], _EXTERNAL]
         self._kinds = list(kinds)
         self._windows = {}
         self._lora_names = lora_names
+        self._nameless = set()
         self._turns = FairTurns()
 
     @property
@@ -142,7 +150,7 @@ class WireTranslator:
             if old != new and moved is not None:
                 # First the new place, so that consumers never see the block gone in between.
                 gone = BlockRemoved([to_wire_hash(data.block_hash)], old, self._group(group))
-                return [self._stored([moved], moved.parent_hash, moved.lora_id, new, group), gone]
+                return [self._stored([moved], new, group), gone]
         return []
 
     def _say_stored(self, data: KVCacheStoredData, group: int) -> list[WireEvent]:
@@ -154,43 +162,53 @@ class WireTranslator:
         for block in data.blocks:
             medium_of_block = self._media[block.cache_level]
             if len(run) > 0 and medium_of_block != medium:
-                found.append(self._stored(run, run[0].parent_hash, data.lora_id, medium, group))
+                found.append(self._stored(run, medium, group))
                 run = []
             medium = medium_of_block
-            run.append(IndexedBlock(block.block_hash, parent_hash, block.tokens, data.lora_id))
+            run.append(IndexedBlock(block.block_hash, parent_hash, block.tokens, data.lora_id, None, data.salt))
             parent_hash = block.block_hash
         if len(run) > 0:
-            found.append(self._stored(run, run[0].parent_hash, data.lora_id, medium, group))
+            found.append(self._stored(run, medium, group))
         return found
 
-    def _stored(
-        self, blocks: list[IndexedBlock], parent_hash: BlockHash | None, lora_id: int | None, medium: str, group: int
-    ) -> BlockStored:
+    def _stored(self, blocks: list[IndexedBlock], medium: str, group: int) -> BlockStored:
+        first = blocks[0]
         tokens: list[int] = []
-        keys: list[list[str] | None] = []
+        keys: ExtraKeys = []
         has_keys = False
         for block in blocks:
-            digests: list[str] = []
-            for token in block.tokens:
+            digests: list[str | tuple[str, int]] = []
+            for position, token in enumerate(block.tokens):
                 tokens.append(to_wire_token(token))
                 if isinstance(token, bytes):
-                    digests.append(token.hex())
+                    digests.append((token.hex(), position))
             keys.append(digests if len(digests) > 0 else None)
             self._turns.pause()
             has_keys = has_keys or len(digests) > 0
         return BlockStored(
             [to_wire_hash(block.block_hash) for block in blocks],
-            None if parent_hash is None else to_wire_hash(parent_hash),
+            None if first.parent_hash is None else to_wire_hash(first.parent_hash),
             tokens,
             self._tokens_per_block,
-            lora_id,
+            first.lora_id,
             medium,
-            None if lora_id is None else self._lora_names.get(lora_id),
+            None if first.lora_id is None else self._name_lora(first.lora_id),
             keys if has_keys else None,
             self._group(group),
             self._kinds[group],
             self._windows.get(group),
+            None if first.salt is None else str(first.salt),
         )
+
+    def _name_lora(self, lora_id: int) -> str:
+        """Routers tell adapters apart by name, and take blocks without one for the model's own."""
+        name = self._lora_names.get(lora_id)
+        if name is None:
+            name = f"lora-{lora_id}"
+            if lora_id not in self._nameless:
+                self._nameless.add(lora_id)
+                _logger.warning("LoRA id %d has no name in lora_names: routers are told %s, and must be asked for that", lora_id, name)
+        return name
 
     def _group(self, group: int) -> int | None:
         return group if self.has_groups else None
@@ -202,7 +220,7 @@ class WireTranslator:
         for group in sorted(gone):
             found.append(BlockRemoved([to_wire_hash(block_hash) for block_hash in gone[group]], _EXTERNAL, self._group(group)))
         for group, run in self._shared.add(change):
-            found.append(self._stored(run, run[0].parent_hash, None, _EXTERNAL, group))
+            found.append(self._stored(run, _EXTERNAL, group))
         return found
 
     def begin_anew(self, snapshot: KVCacheEventSnapshot) -> None:
@@ -243,18 +261,20 @@ class WireTranslator:
         run: list[KVCacheStoredBlockData] = []
         run_parent: BlockHash | None = None
         run_lora_id: int | None = None
+        run_salt: int | str | None = None
         while len(pending) > 0:
             block_hash = pending.pop()
             block = members[block_hash]
             if len(run) > 0 and run[-1].block_hash != block.parent_hash:
-                yield KVCacheStoredData(run_parent, run, run_lora_id)
+                yield KVCacheStoredData(run_parent, run, run_lora_id, run_salt)
                 run = []
             if len(run) == 0:
                 run_parent = block.parent_hash
                 run_lora_id = block.lora_id
+                run_salt = block.salt
             level, priority = block.places[group]
             run.append(KVCacheStoredBlockData(block_hash, block.tokens, level, priority))
             pending.extend(children.get(block_hash, []))
             self._turns.pause()
         if len(run) > 0:
-            yield KVCacheStoredData(run_parent, run, run_lora_id)
+            yield KVCacheStoredData(run_parent, run, run_lora_id, run_salt)

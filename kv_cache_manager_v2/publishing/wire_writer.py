@@ -1,7 +1,9 @@
 """Writer of messages as msgpack: `[timestamp, events, data parallel rank]`, the events in one of two dialects.
 
 map      `{"type": tag, field: value, ...}`; fields that are None are left out, but for those that consumers always expect
-array    `[tag, field 1, field 2, ...]`, all positions present
+array    `[tag, field 1, field 2, ...]`, all positions present; a salt, which has none, is a marked key of the event's first block
+
+Which consumer reads which: docs/events.md.
 
 Values are packed by msgspec; the containers around them here, so that the bytes equal those of vLLM's own classes.
 """
@@ -11,10 +13,12 @@ from typing import Any, Final, final
 from mypy_extensions import mypyc_attr
 
 from ..base.fair_turns import FairTurns
-from .wire_event import AllBlocksCleared, BlockRemoved, BlockStored, WireEvent
+from .wire_event import AllBlocksCleared, BlockRemoved, BlockStored, ExtraKeys, WireEvent
 
 MAP: Final = "map"
 ARRAY: Final = "array"
+SALT_MARK: Final = "dynamo-cache-salt:"
+"""Tells a salt from the other texts among a block's keys."""
 DIALECTS: Final = (MAP, ARRAY)
 
 
@@ -36,7 +40,7 @@ class WireWriter:
         self._has_groups = has_groups
         self._turns = FairTurns()
 
-    def write_batch(self, timestamp: float, events: list[WireEvent], rank: int | None) -> bytes:
+    def write_batch(self, timestamp: float, events: list[WireEvent], rank: int) -> bytes:
         parts: list[bytes] = [b"\x93", self._pack_value(timestamp), _array_header(len(events))]
         for event in events:
             parts.append(self._write_map(event) if self._dialect == MAP else self._write_array(event))
@@ -61,6 +65,8 @@ class WireWriter:
                 "medium": event.medium,
                 "lora_name": event.lora_name,
             }
+            if event.cache_salt is not None:
+                fields["cache_salt"] = event.cache_salt
             if event.extra_keys is not None:
                 fields["extra_keys"] = event.extra_keys
             if self._has_groups:
@@ -89,7 +95,7 @@ class WireWriter:
         fields: list[object]
         if isinstance(event, BlockStored):
             fields = ["BlockStored", event.hashes, event.parent_hash, event.token_ids, event.block_size]
-            fields += [event.lora_id, event.medium, event.lora_name, event.extra_keys]
+            fields += [event.lora_id, event.medium, event.lora_name, mark_salt(event, SALT_MARK)]
             fields += [event.group, event.kind, event.window] if self._has_groups else [None, None, None]
         elif isinstance(event, BlockRemoved):
             fields = ["BlockRemoved", event.hashes, event.medium, event.group if self._has_groups else None]
@@ -97,6 +103,16 @@ class WireWriter:
             assert isinstance(event, AllBlocksCleared)
             fields = ["AllBlocksCleared"]
         return self._pack_value(fields)
+
+
+def mark_salt(event: BlockStored, mark: str) -> ExtraKeys | None:
+    """The event's keys, and the salt as one of the first block's."""
+    keys = event.extra_keys
+    if event.cache_salt is None:
+        return keys
+    rest: ExtraKeys = [None] * len(event.hashes) if keys is None else list(keys)
+    rest[0] = [f"{mark}{event.cache_salt}", *(rest[0] or [])]
+    return rest
 
 
 def _array_header(count: int) -> bytes:

@@ -30,6 +30,7 @@ from kv_cache_manager_v2 import (  # noqa: E402
     KVCacheEventManager,
     KVCacheEventPublisher,
     KVCacheManager,
+    ReuseScope,
     compute_block_hashes,
 )
 from kv_cache_manager_v2.shared import MemoryStore  # noqa: E402
@@ -101,9 +102,9 @@ class Indexer:
                 found.setdefault(event["storage_tier"], []).extend([block["block_hash"] for block in blocks])
         return {tier: sorted(hashes) for tier, hashes in found.items()}
 
-    def longest(self, tokens: list[int]) -> int:
-        """The longest prefix that the engine has, in tokens, wherever."""
-        instances = json.loads(self.ask("/query", {"model_name": "m", "token_ids": tokens}))["instances"]
+    def longest(self, tokens: list[int], **scope: str) -> int:
+        """The longest prefix that the engine has, in tokens, wherever. ``scope``: cache_salt, lora_name."""
+        instances = json.loads(self.ask("/query", {"model_name": "m", "token_ids": tokens, **scope}))["instances"]
         return int(instances["1"]["longest_matched"]) if "1" in instances else 0
 
     def stop(self) -> None:
@@ -162,6 +163,41 @@ def test_late_start_beside_an_idle_engine(indexers: list[Indexer], place: dict[s
             indexers.append(Indexer())
             indexers[1].register(publisher)
             eventually(indexers[1].tiers, {"device": hashes(range(8), range(100, 124))})
+
+
+@pytest.mark.parametrize("dialect", ["map", "array"])
+def test_scopes_have_their_own_hits(indexers: list[Indexer], place: dict[str, str], dialect: str) -> None:
+    text = list(range(64))
+    with engine(num_slots=100) as manager, publish(manager.event_manager, place, dialect=dialect, lora_names={7: "polite"}) as publisher:
+        indexers[0].register(publisher)
+        run_prompt(manager, text, reuse_scope=ReuseScope(salt="a")).close()
+        run_prompt(manager, text[:32], reuse_scope=ReuseScope(salt="b")).close()
+        run_prompt(manager, text[:16], reuse_scope=ReuseScope(lora_id=7)).close()
+        run_prompt(manager, text[:8], reuse_scope=ReuseScope(lora_id=8)).close()
+        manager.event_manager.flush_iteration_events()
+        eventually(lambda: indexers[0].longest(text, cache_salt="a"), 64)
+        eventually(lambda: indexers[0].longest(text, lora_name="lora-8"), 8)
+        assert indexers[0].longest(text, cache_salt="b") == 32
+        assert indexers[0].longest(text, lora_name="polite") == 16
+        assert indexers[0].longest(text) == indexers[0].longest(text, cache_salt="c") == indexers[0].longest(text, lora_name="other") == 0
+        # A path that goes on below what is known, and one that is told anew to a late consumer.
+        run_prompt(manager, [*text, *range(900, 908)], reuse_scope=ReuseScope(salt="a")).close()
+        manager.event_manager.flush_iteration_events()
+        indexers.append(Indexer())
+        indexers[1].register(publisher)
+        for indexer in indexers:
+            eventually(lambda indexer=indexer: indexer.longest([*text, *range(900, 908)], cache_salt="a"), 72)
+            assert indexer.longest([*text, *range(900, 908)]) == 0
+
+
+def test_a_new_publisher_of_a_living_manager(indexers: list[Indexer], place: dict[str, str]) -> None:
+    with engine(num_slots=100) as manager:
+        for start in (0, 100):
+            with publish(manager.event_manager, place, first_sequence="epoch") as publisher:
+                if start == 0:
+                    indexers[0].register(publisher)
+                serve(manager, range(start, start + 16))
+                eventually(indexers[0].tiers, {"device": hashes(*[range(begin, begin + 16) for begin in range(0, start + 1, 100)])})
 
 
 def test_a_gap(indexers: list[Indexer], place: dict[str, str]) -> None:

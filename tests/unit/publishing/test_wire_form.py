@@ -26,12 +26,13 @@ EVENTS: list[WireEvent] = [
 ]
 
 
-def write(events: list[WireEvent], dialect: str = "map", has_groups: bool = False, rank: int | None = 0) -> bytes:
+def write(events: list[WireEvent], dialect: str = "map", has_groups: bool = False, rank: int = 0) -> bytes:
     return WireWriter(msgspec.msgpack.Encoder(), dialect, has_groups).write_batch(1763700000.5, events, rank)
 
 
 FIELDS = (
-    "hashes", "parent_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name", "extra_keys", "group", "kind", "window"
+    "hashes", "parent_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name", "extra_keys", "group", "kind", "window",
+    "cache_salt",
 )  # fmt: skip
 
 
@@ -44,20 +45,31 @@ def test_the_bytes_are_those_of_vllm() -> None:
 
 
 def test_the_array_dialect_has_all_positions() -> None:
-    assert msgspec.msgpack.decode(write(EVENTS, "array", rank=None)) == [
+    assert msgspec.msgpack.decode(write(EVENTS, "array", rank=3)) == [
         1763700000.5,
         [
             ["BlockStored", [0x1122334455667788], 0x0102030405060708, [1, 2, 3, 4], 4, None, "GPU", None, None, None, None, None],
             ["BlockRemoved", [1], "CPU", None],
             ["AllBlocksCleared"],
         ],
-        None,
+        3,
     ]
     windowed = BlockStored([9], None, [1], 1, 3, "GPU", "fine", None, 1, "sliding_window", 8)
     assert msgspec.msgpack.decode(write([windowed, BlockRemoved([9], "GPU", 1)], "array", True))[1] == [
         ["BlockStored", [9], None, [1], 1, 3, "GPU", "fine", None, 1, "sliding_window", 8],
         ["BlockRemoved", [9], "GPU", 1],
     ]
+
+
+def test_a_salt_is_told_in_both_dialects() -> None:
+    salted = BlockStored([9, 10], None, [1, 2], 1, None, "GPU", None, [None, [("ab", 0)]], cache_salt="tenant")
+    (told,) = msgspec.msgpack.decode(write([salted]))[1]
+    assert told["cache_salt"] == "tenant" and told["extra_keys"] == [None, [["ab", 0]]]
+    (told,) = msgspec.msgpack.decode(write([salted], "array"))[1]
+    # There is no position for it: consumers of arrays find it among the first block's keys.
+    assert told[8] == [["dynamo-cache-salt:tenant"], [["ab", 0]]]
+    for dialect in ("map", "array"):
+        assert read_batch(write([salted], dialect)).events == [salted]
 
 
 def test_groups_are_told_always_or_never() -> None:
@@ -84,15 +96,15 @@ def wire_events(draw: Any) -> WireEvent:
         return BlockRemoved(hashes, draw(TEXTS), group)
     size = draw(st.integers(1, 3))
     tokens = draw(st.lists(st.integers(0, 2**31 - 1), min_size=size * len(hashes), max_size=size * len(hashes)))
-    keys = draw(st.one_of(st.none(), st.just([None] * (len(hashes) - 1) + [["cafe"]])))
+    keys = draw(st.one_of(st.none(), st.just([None] * (len(hashes) - 1) + [["cafe", ("beef", 2)]])))
     parent = draw(st.one_of(st.none(), st.integers(0, 2**64 - 1)))
     lora = draw(st.one_of(st.none(), st.integers(0, 9)))
-    return BlockStored(hashes, parent, tokens, size, lora, draw(TEXTS), draw(TEXTS), keys, group, "mamba", draw(st.just(None)))
+    return BlockStored(hashes, parent, tokens, size, lora, draw(TEXTS), draw(TEXTS), keys, group, "mamba", None, draw(TEXTS))
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(wire_events(), max_size=20), st.sampled_from(["map", "array"]), st.one_of(st.none(), st.integers(0, 7)))
-def test_what_is_written_is_read(events: list[WireEvent], dialect: str, rank: int | None) -> None:
+@given(st.lists(wire_events(), max_size=20), st.sampled_from(["map", "array"]), st.integers(0, 7))
+def test_what_is_written_is_read(events: list[WireEvent], dialect: str, rank: int) -> None:
     batch = read_batch(write(events, dialect, True, rank))
     assert batch.timestamp == 1763700000.5 and batch.data_parallel_rank == rank
     assert [type(event) for event in batch.events] == [type(event) for event in events]

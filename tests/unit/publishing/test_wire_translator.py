@@ -118,7 +118,7 @@ def test_groups_adapters_and_digests_are_told() -> None:
     assert isinstance(event, BlockStored)
     assert (event.group, event.kind, event.window) == (1, "sliding_window", 8)
     assert (event.lora_id, event.lora_name) == (7, "poet")
-    assert event.extra_keys == [[b"cat".hex()], None]
+    assert event.extra_keys == [[(b"cat".hex(), 1)], None]
     assert event.token_ids == [5, to_wire_token(b"cat"), 20, 21] and to_wire_token(b"cat") != to_wire_token(b"dog")
     (alone,) = Stream(FULL).tell(KVCacheStoredData(None, [stored(10)]))
     assert isinstance(alone, BlockStored) and alone.group is None
