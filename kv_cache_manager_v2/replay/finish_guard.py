@@ -9,8 +9,9 @@ from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
-from .. import KVCacheManager, plan_capacity
+from .. import plan_capacity
 from .served_request import ServedRequest
+from .timed_calls import TimedCalls
 
 
 _SPARE_PART: Final = 3
@@ -22,19 +23,20 @@ _SPARE_PART: Final = 3
 class FinishGuard:
     """One manager's. ``favoured`` is None while no order is known."""
 
-    __slots__ = ("favoured", "_manager", "_max_step", "_slots_per_block", "_spare")
+    __slots__ = ("favoured", "_calls", "_max_step", "_slots_per_block", "_spare")
 
     favoured: ServedRequest | None
-    _manager: Final[KVCacheManager]
+    _calls: Final[TimedCalls]
     _max_step: Final[int]
     _slots_per_block: Final[list[int]]
     """Per pool group, the slots that a new block takes at most."""
     _spare: list[int]
     """Per pool group, slots that requests other than the favoured one may still take."""
 
-    def __init__(self, manager: KVCacheManager, max_step: int) -> None:
+    def __init__(self, calls: TimedCalls, max_step: int) -> None:
+        manager = calls.manager
         self.favoured = None
-        self._manager = manager
+        self._calls = calls
         self._max_step = max_step
         self._slots_per_block = [
             len([one for one in group.layer_groups if manager.life_cycle_of_group(one).has_page_per_block])
@@ -46,7 +48,7 @@ class FinishGuard:
         """Whether all of these can finish; the first of the list that can begin is favoured from now on."""
         kv_caches = [one.open_kv_cache() for one in served]
         remaining = [max(0, one.num_tokens - kv_cache.capacity) for one, kv_cache in zip(served, kv_caches)]
-        plan = self._manager.can_finish(kv_caches, remaining, self._max_step)
+        plan = self._calls.can_finish(kv_caches, remaining, self._max_step)
         self._spare = list(plan.spare_slots)
         self.favoured = served[plan.order[0]] if plan and len(served) > 0 else None
         return bool(plan)
@@ -55,7 +57,7 @@ class FinishGuard:
         """Whether all can finish with the newcomer too, and room is left for so much of their growth that few have to wait for it."""
         if not self.ask([*served, newcomer]):
             return False
-        size = self._manager.tokens_per_block
+        size = self._calls.manager.tokens_per_block
         remaining = sum([max(0, one.num_tokens - one.open_kv_cache().capacity) for one in [*served, newcomer]])
         return self._has_spare(remaining // size // _SPARE_PART)
 
@@ -87,6 +89,6 @@ class FinishGuard:
         return True
 
     def _count_new_blocks(self, served: ServedRequest) -> int:
-        size = self._manager.tokens_per_block
+        size = self._calls.manager.tokens_per_block
         count = (served.history + served.num_inputs + size - 1) // size - served.open_kv_cache().num_blocks
         return max(0, count)

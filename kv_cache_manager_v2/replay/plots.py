@@ -11,7 +11,7 @@ import plotly.subplots  # type: ignore[import-untyped]
 
 from .. import DropReason
 from .other_sizes import MeasuredCurve
-from .prompt_misses import FORGOTTEN, NEW
+from .prompt_misses import FORGOTTEN, NEW, SAME_TIME
 from .report import ReplayReport
 from .timeline import TimelinePoint
 
@@ -34,6 +34,7 @@ _MISS_STYLES: Final = {
     "load failed": ("#000000", "x"),
     "backoff": ("#dadaeb", "-"),
     FORGOTTEN: ("#d9d9d9", "\\"),
+    SAME_TIME: ("#f0f0f0", "."),
     NEW: ("#ffffff", ""),
 }
 _DROP_PATTERNS: Final = ("", "/", "\\", "x", "-", "|", "+", ".")

@@ -8,8 +8,8 @@ from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
-from .. import KVCacheManager
 from .service_clock import StepTime
+from .timed_calls import TimedCalls
 
 _MICROSECONDS_BETWEEN_LOOKS: Final = 1_000_000
 """Each check counts the pages that must stay, which takes as long as a step of the manager."""
@@ -20,16 +20,17 @@ _MICROSECONDS_BETWEEN_LOOKS: Final = 1_000_000
 class PoolAdjustment:
     """Call `end_step` after each step. Counts the adjustments that have changed a pool group."""
 
-    __slots__ = ("num_adjustments", "_managers", "_step_time", "_waiting_microseconds")
+    __slots__ = ("num_adjustments", "_calls", "_step_time", "_waiting_microseconds")
 
     num_adjustments: int
-    _managers: Final[list[KVCacheManager]]
+    _calls: Final[list[TimedCalls]]
+    """Of each manager."""
     _waiting_microseconds: int
     """Since the last look."""
 
-    def __init__(self, managers: list[KVCacheManager], step_time: StepTime | None = None) -> None:
+    def __init__(self, calls: list[TimedCalls], step_time: StepTime | None = None) -> None:
         self.num_adjustments = 0
-        self._managers = managers
+        self._calls = calls
         self._step_time: Final[StepTime] = StepTime() if step_time is None else step_time
         self._waiting_microseconds = 0
 
@@ -39,9 +40,9 @@ class PoolAdjustment:
         if self._waiting_microseconds < _MICROSECONDS_BETWEEN_LOOKS:
             return False
         has_changed = False
-        for manager in self._managers:
-            manager.advance_clock(self._waiting_microseconds / 1e6)
-            if manager.need_adjustment and manager.adjust():
+        for calls in self._calls:
+            calls.manager.advance_clock(self._waiting_microseconds / 1e6)
+            if calls.adjust_if_needed():
                 self.num_adjustments += 1
                 has_changed = True
         self._waiting_microseconds = 0

@@ -18,7 +18,13 @@ RESIZE_BATCH: Final = 4
 COMMIT: Final = 5
 CLOSE: Final = 6
 PREFETCH: Final = 7
-CALL_NAMES: Final = ("create_kv_cache", "resume", "suspend", "resize", "resize_batch", "commit", "close", "prefetch")
+PUBLISH_PLANNED: Final = 8
+CAN_FINISH: Final = 9
+ADJUST: Final = 10
+CALL_NAMES: Final = (
+    "create_kv_cache", "resume", "suspend", "resize", "resize_batch", "commit", "close", "prefetch", "publish_planned", "can_finish",
+    "adjust",
+)  # fmt: skip
 
 _SUB_BUCKETS: Final = 32
 _NUM_BUCKETS: Final = 1024

@@ -138,17 +138,18 @@ class _Replayer:
         clock = ServiceClock(self.plan.step_time) if self.plan.arrivals == RECORDED else None
         queue = WaitingQueue(self.plan.workload.requests(), clock is not None)
         calls = TimedCalls(self._manager, recorder)
+        all_calls = [calls]
         handover: Handover | None = None
         if self._decode_manager is not None:
             handover = Handover(TimedCalls(self._decode_manager, recorder))
+            all_calls.append(handover.calls)
         scheduler = Scheduler(calls, queue, self.plan.limits, engine, self.plan.decoding, handover, clock)
         failure: str | None = None
         interrupted = False
         self._console.start(self.plan.workload.summary().num_requests)
         if self._timeline is not None:
             self._timeline.begin(self._manager)
-        managers = [self._manager] if self._decode_manager is None else [self._manager, self._decode_manager]
-        adjustment = PoolAdjustment(managers if self.plan.adjusts else [], self.plan.step_time)
+        adjustment = PoolAdjustment(all_calls if self.plan.adjusts else [], self.plan.step_time)
         begin = perf_counter()
         try:
             with InterruptFlag() as flag:

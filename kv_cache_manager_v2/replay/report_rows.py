@@ -101,13 +101,16 @@ def _reused_per_second(report: ReplayReport) -> str:
 
 
 def call_rows(report: ReplayReport) -> list[tuple[str, ...]]:
-    return [
+    """They add up to the wall time."""
+    rows: list[tuple[str, ...]] = [
         (
             figures.name, f"{figures.count:,}", f"{figures.total_seconds:.3f}", f"{figures.mean_us:.2f}",
             f"{figures.p50_us:.2f}", f"{figures.p99_us:.2f}",
         )
         for figures in report.calls
     ]  # fmt: skip
+    rows.append(("the replay itself", "", f"{report.wall_seconds - report.manager_seconds:.3f}", "", "", ""))
+    return rows
 
 
 def pool_group_rows(report: ReplayReport) -> list[tuple[str, ...]]:

@@ -133,7 +133,7 @@ class Scheduler:
         self._clock: Final[ServiceClock | None] = clock
         # Drafts, beams and a second manager take slots that the guard does not foresee.
         self._guard: Final[FinishGuard | None] = (
-            FinishGuard(calls.manager, limits.chunk_tokens) if self._decoding is None and handover is None else None
+            FinishGuard(calls, limits.chunk_tokens) if self._decoding is None and handover is None else None
         )
 
     def step(self) -> bool:
@@ -144,6 +144,8 @@ class Scheduler:
         self._plan_inputs()
         self._choose_growing()
         self._make_room()
+        for served in self._batch:
+            self._offer(served)
         self._admit()
         if len(self._batch) == 0:
             return self._skip_pause()
@@ -287,6 +289,7 @@ class Scheduler:
             if self._try_admit(served):
                 self._queue.pop()
                 self._batch.append(served)
+                self._offer(served)
                 self._budget -= served.num_inputs
                 self._record_partial_prompt(served)
             elif len(self._running) + len(self._preempted) == 0:
@@ -295,9 +298,14 @@ class Scheduler:
             else:
                 self._room_may_exist = False
 
+    def _offer(self, served: ServedRequest) -> None:
+        """Let requests that are admitted in this step share the part of a prompt that it computes."""
+        if served.num_inputs > 1 and not self._has_state:
+            self._calls_of(served).publish_planned(served.open_kv_cache(), served.input_tokens())
+
     def _try_admit(self, served: ServedRequest) -> bool:
         """Match, resume and allocate the first chunk; False, and no sequence, if the manager refuses."""
-        reusable = 0 if served.was_admitted else self._reusable_tokens(served)
+        published = 0 if served.was_admitted else self._published_tokens(served)
         is_resumed = self._open_sequence(served)
         kv_cache = served.open_kv_cache()
         if not (is_resumed and self._calls.resize(kv_cache, served.position + served.num_inputs)):
@@ -315,8 +323,8 @@ class Scheduler:
             if self._clock is not None:
                 self._clock.record_admission(served)
             found = kv_cache.statistics.prompts
-            missed = count_misses(found, served.num_prompt_tokens, reusable)
-            self.tally.add_prompt(served.num_prompt_tokens, found.hit_tokens, missed, reusable)
+            missed = count_misses(found, served.num_prompt_tokens, published, served.num_reusable)
+            self.tally.add_prompt(served.num_prompt_tokens, found.hit_tokens, missed, served.num_reusable)
         return True
 
     def _open_sequence(self, served: ServedRequest) -> bool:
@@ -357,7 +365,7 @@ class Scheduler:
         self._room_may_exist = True
         return True
 
-    def _reusable_tokens(self, served: ServedRequest) -> int:
+    def _published_tokens(self, served: ServedRequest) -> int:
         # A running sequence publishes whole blocks; its partial last one is published when it is closed.
         for other in self._running:
             self._ledger.publish(other.cursor, other.position // self._tokens_per_block * self._tokens_per_block)

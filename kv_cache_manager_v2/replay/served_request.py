@@ -27,7 +27,7 @@ class ServedRequest:
     __slots__ = (
         "request", "ticket", "num_prompt_tokens", "num_tokens", "position", "num_known", "num_inputs", "kv_cache",
         "was_admitted", "must_look", "is_arriving", "paused_until", "cursor", "num_drafts", "num_pending", "suffixes", "answer_beam",
-        "has_state", "ready_ms", "last_token_ms", "_tokens", "_answer",
+        "has_state", "num_reusable", "ready_ms", "last_token_ms", "_tokens", "_answer",
     )  # fmt: skip
 
     request: Final[Request]
@@ -58,12 +58,14 @@ class ServedRequest:
     answer_beam: int
     has_state: bool
     """Whether the model has recurrent layers."""
+    num_reusable: Final[int]
+    """Prompt tokens that an earlier request of the workload has, whether they are computed or not."""
     ready_ms: float
     """In simulated time: when it arrived, or as a later turn could."""
     last_token_ms: float
     """In simulated time: when it generated its last token; negative before the first."""
 
-    def __init__(self, request: Request, ticket: int) -> None:
+    def __init__(self, request: Request, ticket: int, num_reusable: int = 0) -> None:
         self.request = request
         self.ticket = ticket
         self.num_prompt_tokens = request.num_prompt_tokens
@@ -82,6 +84,7 @@ class ServedRequest:
         self.suffixes = []
         self.answer_beam = 0
         self.has_state = False
+        self.num_reusable = num_reusable
         self.ready_ms = 0.0
         self.last_token_ms = -1.0
         self._tokens: Tokens | None = None

@@ -9,12 +9,15 @@ from typing import Final, final
 
 from mypy_extensions import i64, mypyc_attr
 
-from .. import KVCache, KVCacheManager
+from .. import FinishPlan, KVCache, KVCacheManager
 from .recorder import (
+    ADJUST,
+    CAN_FINISH,
     CLOSE,
     COMMIT,
     CREATE,
     PREFETCH,
+    PUBLISH_PLANNED,
     RESIZE,
     RESIZE_BATCH,
     RESUME,
@@ -77,6 +80,24 @@ class TimedCalls:
         begin: i64 = perf_counter_ns()
         kv_cache.commit(tokens)
         self._record(COMMIT, begin)
+
+    def publish_planned(self, kv_cache: KVCache, tokens: Tokens | list[int]) -> None:
+        begin: i64 = perf_counter_ns()
+        kv_cache.publish_planned(tokens)
+        self._record(PUBLISH_PLANNED, begin)
+
+    def can_finish(self, kv_caches: list[KVCache], remaining: list[int], max_step: int) -> FinishPlan:
+        begin: i64 = perf_counter_ns()
+        plan = self.manager.can_finish(kv_caches, remaining, max_step)
+        self._record(CAN_FINISH, begin)
+        return plan
+
+    def adjust_if_needed(self) -> bool:
+        """Whether a pool group has changed."""
+        begin: i64 = perf_counter_ns()
+        has_changed = self.manager.need_adjustment and self.manager.adjust()
+        self._record(ADJUST, begin)
+        return has_changed
 
     def close(self, kv_cache: KVCache) -> None:
         begin: i64 = perf_counter_ns()

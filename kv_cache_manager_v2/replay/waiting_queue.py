@@ -12,6 +12,7 @@ from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
+from .prefix_ledger import LedgerCursor, PrefixLedger
 from .served_request import ServedRequest
 from .workload import Request
 
@@ -27,7 +28,7 @@ class WaitingQueue:
 
     __slots__ = (
         "num_pulled", "_source", "_restarts", "_ready", "_parked", "_finish_times", "_head", "_num_parked", "_is_timed", "_next_request",
-        "_first_arrival_ms",
+        "_first_arrival_ms", "_ledger",
     )  # fmt: skip
 
     num_pulled: int
@@ -47,6 +48,8 @@ class WaitingQueue:
         self._next_request: Request | None = None
         """Of a timed queue: the source's next one, whose time may not have come."""
         self._first_arrival_ms = 0.0
+        self._ledger: Final = PrefixLedger()
+        """All that was pulled, as if it were computed by then."""
 
     def peek(self, now: float) -> ServedRequest | None:
         """The next one that may start at this step, or at this time; or None. It stays the next one until it is popped."""
@@ -140,6 +143,7 @@ class WaitingQueue:
         self._next_request = None
         self.num_pulled += 1
         self._finish_times[request.id] = _UNFINISHED
-        served = ServedRequest(request, self.num_pulled - 1)
+        served = ServedRequest(request, self.num_pulled - 1, self._ledger.match(request))
+        self._ledger.publish(LedgerCursor(request), request.num_computed_tokens)
         served.ready_ms = request.arrival_ms - self._first_arrival_ms
         return served

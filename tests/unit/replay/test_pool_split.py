@@ -18,6 +18,8 @@ from kv_cache_manager_v2.replay.generators import make_workload
 from kv_cache_manager_v2.replay.plan import WORKLOAD_MEMORY_BYTES
 from kv_cache_manager_v2.replay.pool_adjustment import PoolAdjustment
 from kv_cache_manager_v2.replay.trace import TraceWorkload
+from kv_cache_manager_v2.replay.recorder import CallRecorder
+from kv_cache_manager_v2.replay.timed_calls import TimedCalls
 from unit.replay.sweep_pool_ratios import MODELS, find_best_ratio, serve
 from unit.replay.test_traces import find_trace
 
@@ -71,7 +73,7 @@ def test_a_manager_that_asks_for_it_is_adjusted_once_a_minute_of_serving() -> No
         32, [GpuCacheTierConfig(8 << 20)], layers, initial_pool_ratio=(0.99, 0.01), rebalance=RebalanceConfig(min_samples=1)
     )  # fmt: skip
     with KVCacheManager(config, device=HostDevice()) as manager:
-        adjustment = PoolAdjustment([manager])
+        adjustment = PoolAdjustment([TimedCalls(manager, CallRecorder())])
         kv_cache = manager.create_kv_cache(input_tokens=range(95))
         assert kv_cache.resume() and kv_cache.resize(95)
         other = manager.create_kv_cache(input_tokens=range(1000, 1095))  # looks at what the first one needs

@@ -12,8 +12,12 @@ from kv_cache_manager_v2.replay.scheduler import ServingLimits
 def test_new_and_forgotten_are_told_apart() -> None:
     # Of 100 tokens 99 are asked for: 30 hit, 20 evicted, 49 not remembered; 80 were published once, so that 19 and the last are new.
     prompt = PromptStatistics(99, (30,), {MissCause.EVICTED: 20, MissCause.NOT_REMEMBERED: 49})
-    assert count_misses(prompt, 100, 80) == {"evicted": 20, "new": 20, "forgotten": 30}
-    assert count_misses(prompt, 100, 50) == {"evicted": 20, "new": 50}
+    assert count_misses(prompt, 100, 80, 80) == {"evicted": 20, "new": 20, "forgotten": 30}
+    assert count_misses(prompt, 100, 50, 50) == {"evicted": 20, "new": 50}
+    # Of the 49 the 10 up to token 60 were published; other requests compute 15 up to token 75; 25 are new, with the last token.
+    assert count_misses(prompt, 100, 60, 75) == {"evicted": 20, "new": 25, "computed at the same time": 15, "forgotten": 10}
+    # A request that comes later in the log was served before.
+    assert count_misses(prompt, 100, 80, 75) == {"evicted": 20, "new": 20, "forgotten": 30}
 
 
 def test_a_tiny_cache_forgets_what_was_here() -> None:

@@ -32,7 +32,9 @@ def test_json_holds_every_figure() -> None:
     assert values["hit_rate"] == report.hit_tokens / 24
     assert values["mismatches"] == 0
     calls = {call["name"]: call for call in values["calls"]}
-    assert set(calls) == {"create_kv_cache", "resume", "resize", "resize_batch", "commit", "close"}
+    assert set(calls) == {"create_kv_cache", "resume", "resize", "resize_batch", "commit", "close", "can_finish", "publish_planned"}
+    assert values["manager_seconds"] == pytest.approx(sum(call["total_seconds"] for call in calls.values()))
+    assert 0 < values["manager_seconds"] < values["wall_seconds"]
     assert all(call["count"] > 0 and call["mean_us"] > 0 for call in calls.values())
     assert all(call["p99_us"] >= call["p50_us"] for call in calls.values())
 
