@@ -26,7 +26,7 @@ from .. import (
 from ..device.cuda_device import CudaDevice
 from .bookkeeping_device import BookkeepingDevice
 from .decoding import Decoding
-from .scheduler import ServingLimits
+from .serving_limits import ServingLimits
 from .served_model import ServedModel
 from .service_clock import StepTime
 from .tier_option import LowerTier

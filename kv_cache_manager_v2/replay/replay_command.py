@@ -36,7 +36,7 @@ from .read_progress import ReadProgress
 from .replayer import PlanError, run_replay
 from .report import ReplayReport
 from .result_file import write_result
-from .scheduler import ServingLimits
+from .serving_limits import ServingLimits
 from .served_model import ServedModel
 from .service_clock import StepTime, parse_step_time
 from .spaced_workload import SpacedWorkload

@@ -9,7 +9,7 @@ import pytest
 from unit.replay.serving import BYTES_PER_BLOCK, replay
 
 from kv_cache_manager_v2.replay.cli import main
-from kv_cache_manager_v2.replay.scheduler import ServingLimits
+from kv_cache_manager_v2.replay.serving_limits import ServingLimits
 from kv_cache_manager_v2.replay.service_clock import StepTime, parse_step_time
 from kv_cache_manager_v2.replay.workload import Request
 

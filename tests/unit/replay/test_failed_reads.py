@@ -15,7 +15,8 @@ from kv_cache_manager_v2.replay.handover import Handover
 from kv_cache_manager_v2.replay.plan import ReplayPlan
 from kv_cache_manager_v2.replay.presets import ModelPreset
 from kv_cache_manager_v2.replay.recorder import CallRecorder
-from kv_cache_manager_v2.replay.scheduler import Scheduler, ServingLimits
+from kv_cache_manager_v2.replay.scheduler import Scheduler
+from kv_cache_manager_v2.replay.serving_limits import ServingLimits
 from kv_cache_manager_v2.replay.tier_option import LowerTier
 from kv_cache_manager_v2.replay.timed_calls import TimedCalls
 from kv_cache_manager_v2.replay.waiting_queue import WaitingQueue

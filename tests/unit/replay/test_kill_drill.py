@@ -12,7 +12,7 @@ from kv_cache_manager_v2.replay.kill_drill import KillDrillResult, run_kill_dril
 from kv_cache_manager_v2.replay.plan import ReplayPlan
 from kv_cache_manager_v2.replay.presets import ModelPreset
 from kv_cache_manager_v2.replay.replayer import PlanError
-from kv_cache_manager_v2.replay.scheduler import ServingLimits
+from kv_cache_manager_v2.replay.serving_limits import ServingLimits
 from kv_cache_manager_v2.replay.tier_option import LowerTier
 from kv_cache_manager_v2.replay.workload import ListedWorkload
 

@@ -6,7 +6,7 @@ from kv_cache_manager_v2 import MissCause, PromptStatistics
 from kv_cache_manager_v2.replay.decoding import Decoding
 from kv_cache_manager_v2.replay.prompt_misses import MISS_MEANINGS, count_misses, words_of
 from kv_cache_manager_v2.replay.report_rows import plain_report
-from kv_cache_manager_v2.replay.scheduler import ServingLimits
+from kv_cache_manager_v2.replay.serving_limits import ServingLimits
 
 
 def test_new_and_forgotten_are_told_apart() -> None:

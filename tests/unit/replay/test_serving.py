@@ -11,7 +11,7 @@ from kv_cache_manager_v2.replay.decoding import Decoding
 from kv_cache_manager_v2.replay.generators import WORKLOAD_NAMES, make_workload
 from kv_cache_manager_v2.replay.presets import ModelPreset
 from kv_cache_manager_v2.replay.report import ReplayReport
-from kv_cache_manager_v2.replay.scheduler import ServingLimits
+from kv_cache_manager_v2.replay.serving_limits import ServingLimits
 from kv_cache_manager_v2.replay.tokens import answer_segment, make_tokens
 from kv_cache_manager_v2.replay.workload import ListedWorkload, Request
 

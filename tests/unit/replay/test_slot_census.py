@@ -21,7 +21,7 @@ from kv_cache_manager_v2.replay.cli import main
 from kv_cache_manager_v2.replay.plan import ReplayPlan
 from kv_cache_manager_v2.replay.presets import LayerShape, ModelPreset
 from kv_cache_manager_v2.replay.replayer import run_replay
-from kv_cache_manager_v2.replay.scheduler import ServingLimits
+from kv_cache_manager_v2.replay.serving_limits import ServingLimits
 from kv_cache_manager_v2.replay.slot_census import SlotCensus
 from kv_cache_manager_v2.replay.workload import ListedWorkload
 

@@ -11,7 +11,7 @@ from kv_cache_manager_v2.replay.cli import main
 from kv_cache_manager_v2.replay.presets import ModelPreset
 from kv_cache_manager_v2.replay.report import ReplayReport
 from kv_cache_manager_v2.replay.report_rows import plain_report
-from kv_cache_manager_v2.replay.scheduler import ServingLimits
+from kv_cache_manager_v2.replay.serving_limits import ServingLimits
 from kv_cache_manager_v2.replay.tier_option import LowerTier, TierSizes, parse_tiers
 from kv_cache_manager_v2.replay.workload import Request
 

@@ -12,7 +12,7 @@ from unit.replay.serving import FULL, WINDOWED, replay
 
 from kv_cache_manager_v2 import is_compiled
 from kv_cache_manager_v2.replay.presets import PRESETS, ModelPreset
-from kv_cache_manager_v2.replay.scheduler import ServingLimits
+from kv_cache_manager_v2.replay.serving_limits import ServingLimits
 from kv_cache_manager_v2.replay.trace import TraceWorkload
 
 NAMES = ("synthetic_trace.jsonl", "conversation_first_4000.jsonl")

@@ -1,0 +1,49 @@
+"""Limits of an engine's step, and its options of suspending and resuming."""
+
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+from ..base.value import Value
+
+
+@final
+@mypyc_attr(native_class=True)
+class ServingLimits(Value):
+    """Limits of a step, and options of suspending and resuming."""
+
+    __slots__ = ("max_running", "token_budget", "chunk_tokens", "preempt_share", "waits", "prefetches")
+
+    max_running: Final[int]
+    token_budget: Final[int]
+    """Input tokens of a step, over all requests."""
+    chunk_tokens: Final[int]
+    """Prompt tokens of a step, of one request."""
+    preempt_share: Final[float]
+    """The share of running requests that are suspended after each step for a few steps, whether slots are short or not."""
+    waits: Final[bool]
+    """If false, a resumed request gets no inputs before its pages have arrived: then the order of service depends on copies."""
+    prefetches: Final[bool]
+    """The pages of suspended requests are prefetched a step ahead."""
+
+    def __init__(
+        self, max_running: int = 64, token_budget: int = 8192, chunk_tokens: int = 2048, preempt_share: float = 0.0,
+        waits: bool = True, prefetches: bool = False,
+    ) -> None:  # fmt: skip
+        if max_running < 1 or chunk_tokens < 1:
+            raise ValueError(f"max_running is {max_running}, chunk_tokens is {chunk_tokens}; both are at least 1")
+        if token_budget < max_running:
+            raise ValueError(
+                f"token_budget is {token_budget}, under max_running {max_running}: each running request needs one token"
+            )
+        if not 0.0 <= preempt_share <= 1.0:
+            raise ValueError(f"preempt_share is {preempt_share}; it is between 0 (never) and 1 (all, after every step)")
+        self.max_running = max_running
+        self.token_budget = token_budget
+        self.chunk_tokens = chunk_tokens
+        self.preempt_share = preempt_share
+        self.waits = waits
+        self.prefetches = prefetches
+
+    def _arguments(self) -> tuple[object, ...]:
+        return (self.max_running, self.token_budget, self.chunk_tokens, self.preempt_share, self.waits, self.prefetches)
