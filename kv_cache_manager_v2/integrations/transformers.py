@@ -28,6 +28,7 @@ from ..config.snapshot_policy import SnapshotPolicy
 from ..device.cuda_device import CudaDevice
 from ..device.host_device import HostDevice
 from ..device.port import Device
+from ..manager.kv_cache import KVCache
 from ..manager.kv_cache_manager import KVCacheManager
 from ..reuse.reuse_scope import ReuseScope
 from ..storage.page_fill import DebugFill
@@ -81,6 +82,8 @@ class PagedCachePool:
         self._forward: Final = ForwardArguments(model)
         require_release(model)
         self.layers: Final[list[LayerDescription]] = describe_layers(model)
+        if all(layer.key_shape is None for layer in self.layers):
+            raise ValueError(f"{type(model).__name__} has recurrent state alone, and its `generate` goes on with no cache that has tokens")
         devices = {parameter.device for parameter in model.parameters()}
         if len(devices) != 1:
             raise ValueError(f"the model is on {len(devices)} devices ({', '.join(sorted(map(str, devices)))}); it must be on one")
@@ -93,6 +96,7 @@ class PagedCachePool:
         options.setdefault("max_util_for_resume", 1.0)
         # The next turn of a chat begins where this one ends.
         options.setdefault("snapshot_policy", SnapshotPolicy(at_close=True))
+        self._watch: Final = KeyWatch(model)
         config = make_config(self.layers, [GpuCacheTierConfig(memory_bytes), *lower_tiers], tokens_per_block, options)
         self._device: Final = _make_device(devices.pop())
         try:
@@ -101,7 +105,6 @@ class PagedCachePool:
             self._device.close()
             raise
         self.tokens_per_block: Final = config.tokens_per_block
-        self._watch: Final = KeyWatch(model)
         self._model: Final = model
         self._caches: list[PagedCache] = []
         """Open ones; those whose step was latest come last."""
@@ -158,14 +161,7 @@ class PagedCachePool:
             if found == num_tokens:
                 break
             num_tokens = found
-        rows: list[Row] = []
-        try:
-            for row_scope, prompt, padding in zip(scopes, prompts, paddings, strict=True):
-                rows.append(self.open_row(row_scope, prompt[:-1], num_tokens, padding))
-        except BaseException:
-            for row in rows:
-                row.kv_cache.close()
-            raise
+        rows = self.open_rows(scopes, prompts[:, :-1], num_tokens, paddings)
         cache = PagedCache(self, rows, prompts, num_tokens, switches)
         self._caches.append(cache)
         try:
@@ -185,7 +181,21 @@ class PagedCachePool:
 
     # -- for caches ----------------------------------------------------------------------------------------------------
 
-    def open_row(self, scope: ReuseScope | None, prompt: npt.NDArray[np.int64], num_tokens: int, padding: int) -> Row:
+    def open_rows(
+        self, scopes: Sequence[ReuseScope | None], prompts: npt.NDArray[np.int64], num_tokens: int, paddings: Sequence[int]
+    ) -> list[Row]:
+        """All of them, or none."""
+        rows: list[Row] = []
+        try:
+            for scope, prompt, padding in zip(scopes, prompts, paddings, strict=True):
+                rows.append(self._open_row(scope, prompt, num_tokens, padding))
+        except BaseException:
+            for row in rows:
+                row.kv_cache.close()
+            raise
+        return rows
+
+    def _open_row(self, scope: ReuseScope | None, prompt: npt.NDArray[np.int64], num_tokens: int, padding: int) -> Row:
         """A sequence for ``prompt`` whose first ``num_tokens`` are matched, where more could be too; ``padding`` of them are none."""
         kv_cache = self.manager.create_kv_cache(scope, prompt)
         if kv_cache.num_committed_tokens != num_tokens:
@@ -218,6 +228,14 @@ class PagedCachePool:
                 while not kv_cache.resume(_current_stream(self._device)):
                     self._suspend_another(cache)
 
+    def fork(self, cache: PagedCache, kv_cache: KVCache) -> KVCache:
+        """A row that is what another is; its recurrent state may need room."""
+        while True:
+            try:
+                return kv_cache.fork()
+            except OutOfPagesError:
+                self._suspend_another(cache)
+
     def forget(self, cache: PagedCache) -> None:
         self._caches.remove(cache)
 
@@ -240,6 +258,11 @@ class PagedCachePool:
         if not isinstance(cache, PagedCache) or cache.pool is not self or cache.is_in_step:
             return None
         input_ids = require_ids_alone(named, forward.cache_name)
+        is_given_again = cache.is_given_again(input_ids, named.get("position_ids"))
+        if is_given_again:
+            for name in ("input_ids", "position_ids"):
+                named[name] = named[name][..., cache.num_tokens :]
+            input_ids = named["input_ids"]
         if self._watch.look_at_switches() != cache.switches:
             raise LogicError("the model's adapter or settings are others than when this cache was opened: open another one")
         begin, end = cache.num_tokens, cache.num_tokens + input_ids.shape[-1]
@@ -247,10 +270,11 @@ class PagedCachePool:
         require_mask(named.get("attention_mask"), paddings, end)
         positions = require_positions(named.get("position_ids"), paddings, begin, end, input_ids.device)
         cache.begin_step(input_ids)
-        if positions is None or not forward.takes_positions:
+        if positions is not None and forward.takes_positions:
+            # Some models count from 0 in each pass that is given none.
+            named["position_ids"] = positions
+        elif not is_given_again:
             return None
-        # Some models count from 0 in each pass that is given none.
-        named["position_ids"] = positions
         return (), named
 
     def _after_pass(

@@ -91,6 +91,15 @@ class PagedCache(Cache):
     def is_in_step(self) -> bool:
         return self._step_ids is not None
 
+    def is_given_again(self, ids: torch.Tensor, positions: Any) -> bool:
+        """A pass over all tokens from the first one on, those that are there included: assisted decoding begins so on any cache."""
+        known = self.num_tokens
+        if not self._records_past or known == 0 or ids.shape[-1] <= known or positions is None or bool(positions[..., 0].any()):
+            return False
+        tokens = torch.tensor([row.tokens for row in self._rows], device=ids.device)
+        is_known: bool = ids.shape[0] == len(self._rows) and torch.equal(ids[:, :known], tokens)
+        return is_known
+
     @property
     def num_tokens_in_step(self) -> int:
         """`num_tokens`, and those of the step."""
@@ -283,7 +292,8 @@ class PagedCache(Cache):
     def reset(self) -> None:
         """Forget all tokens; the cache is as if it had been opened with empty prompts."""
         self._require_open()
-        self._replace_rows([self.pool.open_row(row.kv_cache.reuse_scope, self._prompts[0, :0], 0, row.padding) for row in self._rows])
+        scopes = [row.kv_cache.reuse_scope for row in self._rows]
+        self._replace_rows(self.pool.open_rows(scopes, np.zeros((len(scopes), 0), np.int64), 0, self.list_paddings(len(scopes))))
         self.num_tokens = 0
         self._prompts = self._prompts[:, :0]
 
@@ -303,13 +313,16 @@ class PagedCache(Cache):
         self.pool.activate(self)
         chosen: list[Row] = []
         used: set[int] = set()
-        for number in numbers:
-            row = self._rows[number]
-            if number in used:
-                chosen.append(Row(row.kv_cache.fork(), list(row.tokens), row.padding))
-            else:
+        try:
+            for number in numbers:
+                row = self._rows[number]
+                chosen.append(Row(self.pool.fork(self, row.kv_cache), list(row.tokens), row.padding) if number in used else row)
                 used.add(number)
-                chosen.append(row)
+        except BaseException:
+            for row in chosen:
+                if row not in self._rows:
+                    row.kv_cache.close()
+            raise
         self._replace_rows(chosen)
         self._prompts = self._prompts[[number % len(self._prompts) for number in numbers]] if len(self._prompts) > 0 else self._prompts
 

@@ -171,15 +171,22 @@ def describe_layers(model: Any) -> list[LayerDescription]:
         if kind not in supported:
             raise ValueError(f"layer {layer_id} of {type(model).__name__} is {kind!r}; supported are {', '.join(supported)}")
     cache = DynamicCache(config=config)
-    with torch.no_grad():
-        prompt = torch.zeros((1, 2), dtype=torch.long, device=model.device)
-        model(input_ids=prompt, use_cache=True, **{ForwardArguments(model).cache_name: cache})
+    prompt = torch.zeros((1, 2), dtype=torch.long, device=model.device)
+    given = {"input_ids": prompt, "use_cache": True, ForwardArguments(model).cache_name: cache}
+    try:
+        with torch.no_grad():
+            model(**given)
+    except Exception as error:  # whatever a model says
+        raise ValueError(f"{type(model).__name__} makes no pass with transformers' DynamicCache: {error}") from error
     layers: list[LayerDescription] = []
     for layer_id, (kind, window) in enumerate(windows):
         layer = cache.layers[layer_id]
         if kind in ATTENTION_KINDS and layer.keys is None:
             raise ValueError(f"layer {layer_id} of {type(model).__name__} is {kind!r}, but one forward pass left no keys in it")
-        layers.append(LayerDescription(layer_id, kind, window, layer))
+        description = LayerDescription(layer_id, kind, window, layer)
+        if kind in STATE_KINDS and not description.states:
+            raise ValueError(f"layer {layer_id} of {type(model).__name__} is {kind!r}, but one forward pass left no state in it")
+        layers.append(description)
     return layers
 
 

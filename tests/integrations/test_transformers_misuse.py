@@ -11,7 +11,7 @@ transformers = pytest.importorskip("transformers")
 
 from integrations.small_models import draw_tokens, make_model, with_cache  # noqa: E402
 
-from kv_cache_manager_v2 import GpuCacheTierConfig, LogicError, OutOfPagesError  # noqa: E402
+from kv_cache_manager_v2 import GpuCacheTierConfig, HostCacheTierConfig, LogicError, OutOfPagesError  # noqa: E402
 from kv_cache_manager_v2.integrations.transformers import PagedCachePool, describe  # noqa: E402
 from kv_cache_manager_v2.integrations.transformers_model import ForwardArguments, require_release  # noqa: E402
 
@@ -152,3 +152,58 @@ def test_no_room_says_what_is_missing(model: Any) -> None:
         with pool.open(short) as other:
             model.generate(short, **with_cache(model, other), max_new_tokens=3)
         pool.manager.check_invariants()
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        ("_mamba2", "Mamba2ForCausalLM has recurrent state alone"),
+        ("_minimax", "MiniMaxForCausalLM makes no pass with transformers' DynamicCache"),
+        ("_recurrent_gemma", "layer 0 of RecurrentGemmaForCausalLM is '.*', but one forward pass left no state in it"),
+    ],
+)
+def test_models_that_are_not_served(make: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said) as refusal:
+        PagedCachePool(globals()[make](), 1 << 20)
+    assert "\n" not in str(refusal.value)
+
+
+def _mamba2() -> Any:
+    sizes = {"num_heads": 4, "head_dim": 32, "state_size": 16, "n_groups": 1, "chunk_size": 16, "vocab_size": 99, "hidden_size": 64}
+    return transformers.Mamba2ForCausalLM(transformers.Mamba2Config(num_hidden_layers=2, **sizes))
+
+
+def _minimax() -> Any:
+    sizes = {"vocab_size": 99, "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    kinds = ["linear_attention", "full_attention"]
+    return transformers.MiniMaxForCausalLM(transformers.MiniMaxConfig(num_hidden_layers=2, layer_types=kinds, num_local_experts=2, **sizes))
+
+
+def _recurrent_gemma() -> Any:
+    sizes = {"vocab_size": 99, "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "lru_width": 64}
+    return transformers.RecurrentGemmaForCausalLM(transformers.RecurrentGemmaConfig(num_hidden_layers=3, **sizes))
+
+
+@pytest.mark.parametrize("family", ["llama", "falcon_h1"])
+def test_beams_without_room(family: str) -> None:
+    """Of a model with recurrent state the forks themselves need slots."""
+    model = make_model(family)
+    prompt = draw_tokens(1, 60, seed=5)
+    with PagedCachePool(model, 1 << 19, typical_rows=4, typical_length=60) as pool:
+        with pytest.raises(OutOfPagesError, match="level 0, pool group"), pool.open(prompt) as cache:
+            model.generate(prompt, **with_cache(model, cache), max_new_tokens=3, num_beams=64)
+        assert pool.manager.describe()["sequences"] == []
+
+
+def test_beams_take_the_room_of_caches_that_wait() -> None:
+    model = make_model("falcon_h1")
+    prompts = [draw_tokens(1, 30, seed=6 + number) for number in range(6)]
+    options = {"max_new_tokens": 4, "do_sample": False}
+    with PagedCachePool(model, 1 << 19, lower_tiers=[HostCacheTierConfig(16 << 20)], typical_rows=4, typical_length=60) as pool:
+        caches = [pool.open(prompt) for prompt in prompts]
+        for prompt, cache in zip(prompts, caches, strict=True):
+            wanted = model.generate(prompt, num_beams=3, **options)
+            assert torch.equal(model.generate(prompt, num_beams=3, **with_cache(model, cache), **options), wanted)
+        pool.manager.check_invariants()
+        for cache in caches:
+            cache.close()

@@ -167,6 +167,29 @@ def test_rejected_drafts_are_taken_back(family: str) -> None:
         pool.manager.check_invariants()
 
 
+@pytest.mark.parametrize("family", [family for family in MAKERS if family not in RECURRENT])
+@pytest.mark.parametrize("drafts", ["prompt", "model"])
+def test_assisted_decoding_goes_on_with_what_is_cached(family: str, drafts: str) -> None:
+    """transformers gives the first pass the whole prompt, whatever the cache has: with a `DynamicCache` the answer is then wrong."""
+    model = make_model(family)
+    prompt = draw_tokens(1, 12, seed=9).repeat(1, 5)
+    wanted = generate(model, prompt, max_new_tokens=24)
+    more = torch.cat([wanted, prompt[:, :20]], dim=1)
+    options = {"prompt_lookup_num_tokens": 5} if drafts == "prompt" else {"assistant_model": make_model(family)}
+    with pool_of(model) as pool:
+        for known in (0, 59):
+            with pool.open(prompt) as cache:
+                assert cache.reused_tokens == known
+                assert torch.equal(generate(model, prompt, cache, max_new_tokens=24, **options), wanted)
+        with pool.open(more) as cache:
+            assert cache.reused_tokens >= 80
+            for _turn in range(2):
+                wanted = generate(model, more, max_new_tokens=24)
+                assert torch.equal(generate(model, more, cache, max_new_tokens=24, **options), wanted)
+                more = torch.cat([wanted, prompt[:, :9]], dim=1)
+        pool.manager.check_invariants()
+
+
 @pytest.mark.parametrize("family", WINDOWED)
 def test_scratch_slots(family: str) -> None:
     model = make_model(family)
