@@ -16,7 +16,6 @@ from ..storage.page_runs import (
     hold_run,
     lock_run,
     make_locked_run,
-    set_ready_run,
 )
 from .sequence_state import SequenceState
 
@@ -119,28 +118,3 @@ def release_evict_first(state: SequenceState, life_cycle: i64, begin: i64, end: 
         return
     first_pages = list_first_pages(state.blocks, begin, end)
     release_run_evict_first(state.shared.storage, first_pages, life_cycle, 0, end - begin, state.timeline, mark)
-
-
-def publish_fresh(state: SequenceState, packed: bytes, position: i64, mark: i64) -> i64:
-    """Publish the whole blocks of ``packed`` from ``position`` on where no other sequence can have published the same: below a block
-    without children every one is new. How many bytes that are; 0 where it takes a closer look."""
-    shared = state.shared
-    tree = shared.tree
-    parent = state.path_end
-    if tree.has_digests or state.forked_end > 0 or parent.only_child is not None or parent.children is not None:
-        return 0
-    num_new = (len(packed) - position) // tree.block_bytes
-    if num_new == 0:
-        return 0
-    blocks = state.blocks
-    first_block = state.num_published
-    ordinal = first_block + num_new
-    end = position + num_new * tree.block_bytes
-    first_pages = tree.attach_run(parent, blocks, first_block, ordinal, packed, position)
-    last = blocks[ordinal - 1]
-    tree.move_pin(parent, last)
-    state.path_end = last
-    state.num_published = ordinal
-    for life_cycle in range(shared.num_life_cycles):
-        set_ready_run(shared.storage, first_pages, life_cycle, mark)
-    return end - position

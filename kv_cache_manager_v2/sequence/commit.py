@@ -1,32 +1,18 @@
-"""`commit`: tokens become final; a block that becomes full is published at once, exactly once.
-
-If the tree already has the block, ours is released in favour of the published one (*rebase*): per life cycle we either take
-over the published page, after waiting for its writer, and free ours, or add ours where the published block lacks one.
-"""
-
-from typing import Final
+"""`commit`: tokens become final; a block that becomes full is published at once, exactly once (`publishing`)."""
 
 from mypy_extensions import i32, i64
 
 from ..base.ids import GPU_LEVEL
-from ..base.package_log import PackageLog
 from ..device.stream_order import NO_POINT
 from ..reuse.block import Block
 from ..reuse.token_packing import TOKEN_BYTES
-from ..storage.decision_digest import REBASE
-from ..storage.page_bytes import copy_page
-from ..storage.page_handover import move_page, replace_page
-from .block_runs import publish_fresh
-from .disk_arrivals import expect_reads
 from .early_copying import offload_published
-from .forked_blocks import join_tree, may_publish_partial, record_published
-from .planned_steps import confirm, take_back
+from .forked_blocks import may_publish_partial
+from .planned_steps import take_back
+from .publishing import enter, publish
 from .sequence_state import NO_TIMELINE, SequenceState
 from .snapshots import publish_snapshot, stage_snapshot
-from .twins import keep_own_pages
 from .window_move import move_windows
-
-_logger: Final = PackageLog("kv_cache_manager_v2")
 
 
 def commit_token(state: SequenceState, token: i32) -> None:
@@ -40,7 +26,7 @@ def commit_token(state: SequenceState, token: i32) -> None:
     mark: i64 = NO_POINT
     if tail.count == state.shared.tokens_per_block:
         mark = state.shared.order.mark(state.timeline)
-        publish_block(state, tail.packed(), mark)
+        publish(state, tail.packed(), mark)
         tail.clear()
     _end_commit(state, first_block, mark, staged)
 
@@ -59,34 +45,17 @@ def commit_packed(state: SequenceState, packed: bytes, is_end: bool = False) -> 
             state.shared.tree.digests.release(packed)
             raise
     state.shared.guard.begin_change()
-    block_bytes = state.shared.tree.block_bytes
-    num_bytes: i64 = len(packed)
-    position: i64 = 0
     tail = state.tail
     mark: i64 = NO_POINT
-    while position < num_bytes:
-        if tail.count == 0 and position + block_bytes <= num_bytes:
-            if mark == NO_POINT:
-                mark = state.shared.order.mark(state.timeline)
-            num_fresh_bytes = publish_fresh(state, packed, position, mark)
-            position += num_fresh_bytes
-            if num_fresh_bytes > 0:
-                continue
-            key = packed[position : position + block_bytes]
-            position += block_bytes
-        else:
-            room = block_bytes - tail.count * TOKEN_BYTES
-            end = position + room if position + room < num_bytes else num_bytes
-            tail.extend(packed[position:end])
-            position = end
-            if tail.count < state.shared.tokens_per_block:
-                break
-            key = tail.packed()
-            tail.clear()
-        if mark == NO_POINT:
-            mark = state.shared.order.mark(state.timeline)
-        publish_block(state, key, mark)
-    state.num_committed += num_bytes // TOKEN_BYTES
+    if tail.count * TOKEN_BYTES + len(packed) < state.shared.tree.block_bytes:
+        tail.extend(packed)
+    else:
+        mark = state.shared.order.mark(state.timeline)
+        text = tail.packed() + packed if tail.count > 0 else packed
+        num_bytes = publish(state, text, mark)
+        tail.clear()
+        tail.extend(text[num_bytes:])
+    state.num_committed += len(packed) // TOKEN_BYTES
     _end_commit(state, first_block, mark, staged)
 
 
@@ -168,7 +137,7 @@ def _publish_tail(state: SequenceState, is_closing: bool) -> None:
         return
     mark = _mark_of(state)
     state.shared.guard.begin_change()
-    block = _attach_or_rebase(state, key, mark)
+    block = enter(state, key, mark)
     if block is private and tree.has_digests:
         # The tail goes on counting for the sequence: `committed_tokens` still shows it.
         tree.digests.acquire_again(key)
@@ -223,120 +192,3 @@ def _is_covered_by_longer_sibling(state: SequenceState, parent: Block, key: byte
         return False
     longer = tree.key_of(sibling)
     return len(longer) > len(key) and longer.startswith(key) and tree.is_covered(private, sibling)
-
-
-def publish_block(state: SequenceState, key: bytes, mark: i64) -> None:
-    """The next block of the path is full."""
-    tree = state.shared.tree
-    parent = state.path_end
-    private = state.blocks[state.num_published]
-    was_private = private.parent is None
-    block = _attach_or_rebase(state, key, mark)
-    if (block is not private or not was_private) and tree.has_digests:
-        # These were counted for our block; the tree has counted its own.
-        tree.digests.release(key)
-    tree.drop_superseded(parent, block)
-    tree.move_pin(parent, block)
-    if block is private and parent.children is not None and parent.first_page >= 0:
-        state.branch_end = state.num_published
-    state.path_end = block
-    state.num_published += 1
-    if state.forked_end > 0:
-        record_published(state)
-
-
-def _attach_or_rebase(state: SequenceState, key: bytes, mark: i64) -> Block:
-    """The published block with that key below the path's end; its needed pages are the sequence's as before."""
-    shared = state.shared
-    tree = shared.tree
-    ordinal = state.num_published
-    if ordinal < state.forked_end:
-        if state.planned is None:
-            return join_tree(state, key, mark)
-        confirmed = confirm(state, key, mark)
-        if confirmed is not None:
-            return confirmed
-    private = state.blocks[ordinal]
-    published = tree.find_child(state.path_end, key)
-    if published is not None:
-        shared.storage.digest.record(REBASE, ordinal)
-        if shared.twin_pages is None or state.timeline == NO_TIMELINE:
-            _rebase(state, ordinal, private, published, mark)
-        elif keep_own_pages([state], ordinal, private, published, mark) == 0:
-            tree.pool.release(private)
-        return published
-    tree.attach(state.path_end, private, key)
-    if state.timeline != NO_TIMELINE:
-        storage = shared.storage
-        for life_cycle in range(shared.num_life_cycles):
-            page = private.first_page + life_cycle
-            if storage.rows.has_page(page):
-                storage.set_ready(page, storage.pool_group_of[life_cycle], mark)
-    return private
-
-
-def _repair_page(
-    state: SequenceState, ours: i64, theirs: i64, pool_group: i64, is_partial: bool, mark: i64
-) -> i64:
-    """The published page's disk read may fail: overwrite it with our identical bytes. Returns the mark after that."""
-    storage = state.shared.storage
-    reads = storage.reads
-    if not reads.knows(int(theirs)):
-        return mark
-    if state.is_further_beam or reads.knows(int(ours)) or (is_partial and storage.rows.num_holds(theirs) > 1):
-        # Ours may be another text's or come from a disk too; behind a part of a block that is published another holder may have its own
-        # tokens.
-        expect_reads(state)
-        return mark
-    try:
-        # An early copy of it may be under way, which is forgotten now.
-        state.shared.order.wait(state.timeline, storage.allocators[pool_group].ready[storage.rows.slot(theirs)])
-        copy_page(storage, ours, theirs, pool_group, state.stream)
-    except Exception as error:
-        _logger.warning("a page was not repaired (%s); sequence %s waits for the disk instead", str(error), state.id)
-        expect_reads(state)
-        return mark
-    storage.counters.record_copied(GPU_LEVEL, GPU_LEVEL, pool_group, 1)
-    new_mark = state.shared.order.mark(state.timeline)
-    reads.record_repair(theirs, state.timeline, new_mark)
-    storage.set_ready(theirs, pool_group, new_mark)
-    return new_mark
-
-
-def _rebase(state: SequenceState, ordinal: i64, private: Block, published: Block, mark: i64) -> None:
-    shared = state.shared
-    storage = shared.storage
-    is_active = state.timeline != NO_TIMELINE
-    is_partial = not shared.tree.is_full(published)
-    for life_cycle in range(shared.num_life_cycles):
-        ours = private.first_page + life_cycle
-        theirs = published.first_page + life_cycle
-        if storage.rows.has_page(ours):
-            pool_group = storage.pool_group_of[life_cycle]
-            if not storage.rows.has_page(theirs):
-                move_page(storage, ours, theirs)
-                if is_active:
-                    storage.set_ready(theirs, pool_group, mark)
-            else:
-                if shared.uses_priorities:
-                    storage.raise_priority(theirs, pool_group, storage.rows.priority(ours))
-                if is_active and storage.rows.level(theirs) > 0:
-                    # Ours is on level 0 already: it saves bringing theirs up.
-                    replace_page(storage, ours, theirs, pool_group)
-                    storage.set_ready(theirs, pool_group, mark)
-                    continue
-                storage.hold(theirs, pool_group)
-                if is_active:
-                    slot = storage.lock(theirs, pool_group, state.timeline)
-                    if storage.closed.has_disks:
-                        # A copy further down is no better than a read that may still fail. Whether it does is not looked at: which
-                        # copies there are may not depend on how quick a disk is.
-                        storage.copies.forget(theirs)
-                        if not storage.reads.is_idle:
-                            mark = _repair_page(state, ours, theirs, pool_group, is_partial, mark)
-                    storage.free_page(ours, pool_group, mark)
-                    state.tables[life_cycle].set(ordinal, slot)
-                else:
-                    storage.free_unlocked_page(ours, pool_group)
-    state.blocks[ordinal] = published
-    shared.tree.pool.release(private)

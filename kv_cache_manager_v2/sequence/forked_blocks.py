@@ -16,16 +16,12 @@ Work of other streams on a shared page is in the slot's point (`unlock` puts it 
 
 from typing import Final
 
-from mypy_extensions import i32, i64
+from mypy_extensions import i64
 
-from ..base.ids import GPU_LEVEL
 from ..reuse.block import Block
 from ..reuse.token_packing import TOKEN_BYTES
-from ..storage.decision_digest import REBASE
-from ..storage.page_handover import move_page, replace_page
 from .planned_rules import validate_planned_tokens
-from .sequence_state import NO_TIMELINE, SequenceState
-from .twins import keep_own_pages, swap_page
+from .sequence_state import SequenceState
 
 NO_ORDINALS: Final[list[int]] = []
 """No block at all; never changed."""
@@ -135,7 +131,7 @@ def release_block(state: SequenceState, ordinal: i64) -> None:
 # -- publishing -----------------------------------------------------------------------------------------------------------
 
 
-def _list_owners(state: SequenceState, ordinal: i64) -> list[SequenceState]:
+def list_owners(state: SequenceState, ordinal: i64) -> list[SequenceState]:
     """Those that have the block, in the order in which they were forked."""
     family = state.forks
     if family is None:
@@ -157,7 +153,7 @@ def validate_same_tokens(state: SequenceState, packed: bytes) -> None:
         piece = text[position : position + block_bytes]
         known = state.shared.tree.key_of(state.blocks[ordinal])
         if len(known) == 0:
-            for other in _list_owners(state, ordinal):
+            for other in list_owners(state, ordinal):
                 if other is not state and other.num_published == ordinal and other.tail.count * TOKEN_BYTES > len(known):
                     known = other.tail.packed()
         count = len(piece) if len(piece) < len(known) else len(known)
@@ -181,53 +177,6 @@ def may_publish_partial(state: SequenceState, key: bytes) -> bool:
     return state.tail.count >= block.num_shared_tokens and state.shared.tree.find_child(state.path_end, key) is None
 
 
-def join_tree(state: SequenceState, key: bytes, mark: i64) -> Block:
-    """The block behind the published path, shared or once shared, is published for all its owners; the tree's block for it."""
-    tree = state.shared.tree
-    ordinal = state.num_published
-    block = state.blocks[ordinal]
-    if block.parent is not None:
-        # Another owner was here first.
-        assert tree.key_of(block) == key, "a fork published a block with other tokens"
-        block.num_pins -= 1
-        return block
-    owners = _list_owners(state, ordinal)
-    published = publish_for_owners(state, owners, key, mark)
-    for owner in owners:
-        if owner is not state and owner.num_published == ordinal:
-            owner.tail_is_shared = True
-            owner.next_slow_capacity = 0
-    return published
-
-
-def publish_for_owners(state: SequenceState, owners: list[SequenceState], key: bytes, mark: i64) -> Block:
-    """The private block behind the published path is published for all its owners, the first of which commits; all others pin it."""
-    tree = state.shared.tree
-    ordinal = state.num_published
-    block = state.blocks[ordinal]
-    published = tree.find_child(state.path_end, key)
-    if published is None:
-        num_co_owners = block.num_co_owners
-        block.num_co_owners = 0
-        tree.attach(state.path_end, block, key)
-        block.num_pins += num_co_owners
-        _record_ready(state, block, mark)
-        published = block
-    else:
-        state.shared.storage.digest.record(REBASE, ordinal)
-        num_keepers: i64 = 0
-        if state.shared.twin_pages is None:
-            _rebase_owners(state, owners, block, published, mark)
-        else:
-            num_keepers = keep_own_pages(owners, ordinal, block, published, mark)
-        published.num_pins += len(owners) - 1
-        num_left = num_keepers + i64(block.num_co_owners) + 1 - len(owners)
-        block.num_co_owners = i32(num_left - 1 if num_left > 0 else 0)
-        if num_left == 0:
-            tree.pool.release(block)
-    return published
-
-
 def record_published(state: SequenceState) -> None:
     """The published path of a sequence with forked blocks has grown by one."""
     state.next_slow_capacity = 0
@@ -236,49 +185,3 @@ def record_published(state: SequenceState) -> None:
     else:
         state.tail_is_shared = False
         state.forked_end = 0
-
-
-def _record_ready(state: SequenceState, block: Block, mark: i64) -> None:
-    """The committer's writes are behind ``mark``; what other owners do with the pages stays in their points."""
-    if state.timeline == NO_TIMELINE:
-        return
-    storage = state.shared.storage
-    for life_cycle in range(state.shared.num_life_cycles):
-        page = block.first_page + life_cycle
-        # A page that only a suspended owner needs may have been offloaded.
-        if storage.rows.has_page(page) and storage.rows.level(page) == GPU_LEVEL:
-            storage.advance_ready(page, storage.pool_group_of[life_cycle], state.timeline, mark)
-
-
-def _rebase_owners(
-    state: SequenceState, owners: list[SequenceState], block: Block, published: Block, mark: i64
-) -> None:
-    """All owners take the published block over; where it lacks a page that they have, theirs goes to it."""
-    storage = state.shared.storage
-    rows = storage.rows
-    ordinal = state.num_published
-    life_cycle: i64 = 0
-    _record_ready(state, block, mark)
-    while life_cycle < state.shared.num_life_cycles:
-        ours = block.first_page + life_cycle
-        theirs = published.first_page + life_cycle
-        if rows.has_page(ours):
-            if not rows.has_page(theirs):
-                move_page(storage, ours, theirs)
-                state.shared.leases.record_moved(ours, theirs, life_cycle)
-            else:
-                if state.shared.uses_priorities:
-                    storage.raise_priority(theirs, storage.pool_group_of[life_cycle], rows.priority(ours))
-                if rows.num_locks(ours) > 0 and rows.level(theirs) > 0:
-                    # Ours is on level 0 already: it saves bringing theirs up.
-                    replace_page(storage, ours, theirs, storage.pool_group_of[life_cycle])
-                    state.shared.leases.record_moved(ours, theirs, life_cycle)
-                    life_cycle += 1
-                    continue
-                for owner in owners:
-                    if owner.holds_page(life_cycle, ordinal):
-                        swap_page(owner, ordinal, life_cycle, ours, theirs)
-        life_cycle += 1
-    for owner in owners:
-        owner.blocks[ordinal] = published
-

@@ -17,7 +17,7 @@ from mypy_extensions import i64
 from ..device.stream_order import NO_POINT
 from ..reuse.block import Block
 from ..storage.decision_digest import PLANNED
-from .forked_blocks import publish_for_owners, release_block
+from .forked_blocks import release_block
 from .page_users import release_page
 from .planned_blocks import PlannedBlock, PlannedLinks
 from .planned_rules import find_taken_back
@@ -145,20 +145,19 @@ def _record_end(state: SequenceState) -> None:
         state.planned = None
 
 
-def confirm(state: SequenceState, key: bytes, mark: i64) -> Block | None:
-    """The block behind the published path is full. If it is offered it is published for all its owners; the tree's block for it."""
+def take_offered(state: SequenceState) -> PlannedBlock | None:
+    """The block behind the published path is full. It is offered no more, if it was: `confirm` follows."""
     links = state.planned
     if links is None or len(links.offered) == 0 or links.offered[0].ordinal != state.num_published:
         return None
-    planned = links.offered.pop(0)
-    readers = planned.readers
-    owners = [state]
-    owners.extend(readers)
-    above = state.path_end
-    published = publish_for_owners(state, owners, key, mark)
-    for reader in readers:
+    return links.offered.pop(0)
+
+
+def confirm(planned: PlannedBlock, above: Block, published: Block) -> None:
+    """It is published below ``above``; each reader, which pins that already, has it on its path."""
+    for reader in planned.readers:
         assert reader.path_end is above, "a reader of a planned block is on another path than its writer"
-        # The block's pin has been counted; `above` keeps that of the writer.
+        # `above` keeps the pin of the writer.
         above.num_pins -= 1
         reader.path_end = published
         reader.num_published += 1
@@ -166,11 +165,12 @@ def confirm(state: SequenceState, key: bytes, mark: i64) -> Block | None:
         assert read is not None and read.read[0] is planned, "a planned block was confirmed before the one above it"
         read.read.pop(0)
         _record_end(reader)
-    readers.clear()
-    state.shared.planned.remove(planned, published)
-    if links.is_idle:
-        state.planned = None
-    return published
+    planned.readers.clear()
+    writer = planned.writer
+    writer.shared.planned.remove(planned, published)
+    links = writer.planned
+    if links is not None and links.is_idle:
+        writer.planned = None
 
 
 def take_back_for_resize(state: SequenceState, capacity: i64, history: i64) -> None:

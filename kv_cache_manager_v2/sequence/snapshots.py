@@ -24,6 +24,7 @@ from ..reuse.block import Block
 from ..stats.usage_counters import find_page_counters
 from ..storage.page_bytes import copy_page
 from ..storage.page_handover import move_page
+from .publishing import find_or_attach
 from .recurrent_state import live_block
 from .sequence_state import NO_TIMELINE, SequenceState
 from .snapshot_plan import SnapshotPlan
@@ -146,31 +147,23 @@ def publish_snapshot(state: SequenceState, staged: Block, is_planned: bool) -> N
     shared.guard.begin_change()
     mark = shared.order.mark(state.timeline)
     page = staged.first_page + shared.state_life_cycle
-    block: Block | None = state.path_end
-    left: Block | None = staged
+    block = state.path_end
     if state.tail.count > 0:
         key = state.tail.packed()
-        block = tree.find_child(state.path_end, key)
-        if block is None:
-            storage.unlock(page, pool_group, state.timeline, mark)
-            tree.attach(state.path_end, staged, key)
-            if tree.has_digests:
-                tree.digests.acquire_again(key)
-            storage.release(page, pool_group)
-    if block is not None:
-        target = block.first_page + shared.state_life_cycle
-        if storage.rows.has_page(target):
-            # Another sequence published it first; the state is the same.
-            storage.free_page(page, pool_group, mark)
-            left = None
-        else:
-            left = block
+        block = find_or_attach(tree, state.path_end, staged, key)
+        if block is staged and tree.has_digests:
+            tree.digests.acquire_again(key)
+    target = block.first_page + shared.state_life_cycle
+    if block is not staged and storage.rows.has_page(target):
+        # Another sequence published it first; the state is the same.
+        storage.free_page(page, pool_group, mark)
+    else:
+        if block is not staged:
             move_page(storage, page, target)
-            storage.unlock(target, pool_group, state.timeline, mark)
-            storage.release(target, pool_group)
+        storage.unlock_and_release(target, pool_group, state.timeline, mark)
+        _record_owner(state, block, is_planned)
+    if block is not staged:
         tree.pool.release(staged)
-    if left is not None:
-        _record_owner(state, left, is_planned)
     if shared.max_snapshots_per_path > 0:
         _thin(state)
     shared.guard.end_change()

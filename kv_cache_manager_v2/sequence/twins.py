@@ -1,80 +1,24 @@
-"""Where indices stay: what a sequence does with its own page when the tree has an equal one.
+"""Where indices stay: the pages that a sequence keeps although the tree has equal ones (`publishing`).
 
-    the published block has no page           ours goes on under its row
-    no active sequence has that page locked   ours takes its place, and its slot is free
-    another active sequence has it locked     ours is a *twin* (`twin_pages`), in a private block (`SequenceState.twins`)
-
-In all three cases the sequence's slot stays. Beams, and owners that are suspended, take the published page over as where indices may move.
+Each is a *twin* (`twin_pages`), in a private block (`SequenceState.twins`), while another active sequence has the published page locked.
+Beams, and owners that are suspended, take the published page over as where indices may move.
 """
 
 from mypy_extensions import i64
 
 from ..reuse.block import Block
-from ..storage.page_handover import move_page, replace_page
 from .disk_arrivals import expect_reads
-from .sequence_state import NO_TIMELINE, SequenceState
+from .sequence_state import SequenceState
 
 
-def keep_own_pages(owners: list[SequenceState], ordinal: i64, block: Block, published: Block, mark: i64) -> i64:
-    """All owners of ``block`` go on with the equal published one. The first is active, and commits: its writes are behind ``mark``.
-
-    How many of them keep ``block`` for their twins.
-    """
-    state = owners[0]
-    shared = state.shared
-    storage = shared.storage
-    rows = storage.rows
-    for life_cycle in range(shared.num_life_cycles):
-        ours = block.first_page + life_cycle
-        theirs = published.first_page + life_cycle
-        if rows.has_page(ours):
-            pool_group = storage.pool_group_of[life_cycle]
-            if rows.num_locks(ours) > 0:
-                storage.advance_ready(ours, pool_group, state.timeline, mark)
-            if not rows.has_page(theirs):
-                move_page(storage, ours, theirs)
-                shared.leases.record_moved(ours, theirs, life_cycle)
-            else:
-                if shared.uses_priorities:
-                    storage.raise_priority(theirs, pool_group, rows.priority(ours))
-                if rows.num_locks(theirs) == 0 and rows.num_locks(ours) > 0 and not state.is_further_beam:
-                    replace_page(storage, ours, theirs, pool_group)
-                    shared.leases.record_moved(ours, theirs, life_cycle)
-                else:
-                    _share_out(owners, ordinal, life_cycle, ours, theirs)
-    num_keepers: i64 = 0
-    for owner in owners:
-        owner.blocks[ordinal] = published
-        if has_twin_of(owner, ordinal):
-            num_keepers += 1
-    return num_keepers
-
-
-def _share_out(owners: list[SequenceState], ordinal: i64, life_cycle: i64, ours: i64, theirs: i64) -> None:
-    """Each owner keeps its page if it can, and takes the published one if not."""
-    twin_pages = owners[0].shared.twin_pages
-    for owner in owners:
-        if owner.holds_page(life_cycle, ordinal):
-            if owner.timeline == NO_TIMELINE or owner.has_beams or twin_pages is None:
-                swap_page(owner, ordinal, life_cycle, ours, theirs)
-            else:
-                twin_pages.add(theirs, ours)
-                if owner.twins is None:
-                    owner.twins = {}
-                owner.twins[owner.twin_key(life_cycle, ordinal)] = int(ours)
-
-
-def swap_page(owner: SequenceState, ordinal: i64, life_cycle: i64, ours: i64, theirs: i64) -> None:
-    """One of the owners of a private page takes an equal published one over."""
-    storage = owner.shared.storage
-    pool_group = storage.pool_group_of[life_cycle]
-    storage.hold(theirs, pool_group)
-    if owner.timeline != NO_TIMELINE:
-        owner.tables[life_cycle].set(ordinal, int(storage.lock(theirs, pool_group, owner.timeline)))
-        if not storage.reads.is_idle:
-            expect_reads(owner)
-        storage.unlock(ours, pool_group, owner.timeline, owner.shared.order.mark(owner.timeline))
-    storage.drop_hold(ours, pool_group)
+def keep_twin(owner: SequenceState, life_cycle: i64, ordinal: i64, ours: i64, theirs: i64) -> None:
+    """The active owner keeps its page of the block beside the equal published one."""
+    twin_pages = owner.shared.twin_pages
+    assert twin_pages is not None, "a twin was kept where indices may move"
+    twin_pages.add(theirs, ours)
+    if owner.twins is None:
+        owner.twins = {}
+    owner.twins[owner.twin_key(life_cycle, ordinal)] = int(ours)
 
 
 def has_twin_of(state: SequenceState, ordinal: i64) -> bool:

@@ -74,10 +74,10 @@ CANARIES = (
     ),
     Canary(
         "published page is ready before it is written",
-        "sequence/commit.py",
-        "_attach_or_rebase",
-        "storage.set_ready(page, storage.pool_group_of[life_cycle], mark)",
-        "storage.set_ready(page, storage.pool_group_of[life_cycle], 0)",
+        "sequence/publishing.py",
+        "_record_ready",
+        "storage.advance_ready(page, storage.pool_group_of[life_cycle], state.timeline, mark)",
+        "pass",
     ),
     Canary(
         "of two readers only the last is waited for",
@@ -181,10 +181,10 @@ CANARIES = (
     ),
     Canary(
         "rebased sequence goes on with its own freed slot",
-        "sequence/commit.py",
-        "_rebase",
-        "state.tables[life_cycle].set(ordinal, slot)",
-        "pass",
+        "sequence/publishing.py",
+        "_take_over",
+        "owner.tables[life_cycle].set(ordinal, int(storage.lock(theirs, pool_group, owner.timeline)))",
+        "storage.lock(theirs, pool_group, owner.timeline)",
     ),
     Canary(
         "refused resize moves the history",
@@ -318,8 +318,8 @@ CANARIES = (
     ),
     Canary(
         "publishing for a fork forgets its pin",
-        "sequence/forked_blocks.py",
-        "publish_for_owners",
+        "sequence/publishing.py",
+        "enter",
         "block.num_pins += num_co_owners",
         "pass",
     ),
@@ -332,10 +332,12 @@ CANARIES = (
     ),
     Canary(
         "taking over an equal block forgets the forks",
-        "sequence/forked_blocks.py",
-        "_rebase_owners",
+        "sequence/publishing.py",
+        "_rebase",
         "for owner in owners:\n"
-        "    owner.blocks[ordinal] = published",
+        "    owner.blocks[ordinal] = published\n"
+        "    if has_twin_of(owner, ordinal):\n"
+        "        num_left += 1",
         "state.blocks[ordinal] = published",
     ),
     # -- what those outside are told ----------------------------------------------------------------------------------
@@ -539,12 +541,10 @@ CANARIES = (
     ),
     Canary(
         "a lease keeps the old row of a page that goes over",
-        "sequence/forked_blocks.py",
-        "_rebase_owners",
-        "state.shared.leases.record_moved(ours, theirs, life_cycle)",
+        "sequence/publishing.py",
+        "_rebase",
+        "shared.leases.record_moved(ours, theirs, life_cycle)",
         "pass",
-        nth=1,
-        count=2,
         first_seed=80,
     ),
     Canary(
@@ -640,18 +640,18 @@ CANARIES = (
         "    return False",
     ),
     Canary(
-        "twin is not recorded as ready when its commit is",
-        "sequence/twins.py",
-        "keep_own_pages",
-        "storage.advance_ready(ours, pool_group, state.timeline, mark)",
-        "pass",
+        "equal page on a lower level is taken over where it is",
+        "sequence/publishing.py",
+        "_decide",
+        "rows.level(theirs) > GPU_LEVEL or (stays and rows.num_locks(theirs) == 0 and not state.is_further_beam)",
+        "stays and rows.num_locks(theirs) == 0 and not state.is_further_beam",
     ),
     Canary(
         "published page is swapped though indices stay",
-        "sequence/twins.py",
-        "_share_out",
-        "owner.timeline == NO_TIMELINE or owner.has_beams or twin_pages is None",
-        "owner.timeline != NO_TIMELINE or owner.has_beams or twin_pages is None",
+        "sequence/publishing.py",
+        "_rebase",
+        "decision == KEEP and owner.timeline != NO_TIMELINE and not owner.has_beams",
+        "decision < KEEP",
     ),
     Canary(
         "blocks in scratch slots are counted as planned",
