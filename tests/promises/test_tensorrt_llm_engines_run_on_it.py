@@ -487,4 +487,7 @@ def test_small_names() -> None:
     assert runtime._KVCache.Status is runtime.KvCacheStatus and runtime.KvCacheStatus.ACTIVE.name == "ACTIVE"
     assert [status.name for status in runtime.PageStatus] == ["LOCKED", "HELD", "DROPPABLE"]
     assert issubclass(runtime.OutOfPagesError, runtime.OutOfMemoryError) and issubclass(runtime.LogicError, RuntimeError)
+    assert runtime._Status is runtime.KvCacheStatus
+    kinds: tuple[Any, ...] = (runtime.EventBlockHash, runtime.BlockHashLike, runtime.EventTokenId, runtime.IndexSeq)
+    assert all(isinstance(value, kind) for value, kind in zip((7, b"key", "ab", memoryview(b"")), kinds, strict=True))
     assert all(hasattr(runtime, name) for name in runtime.__all__)

@@ -52,6 +52,10 @@ from .configuration import (
 from .engine_manager import KVCacheManager
 from .engine_sequence import KVCache as _KVCache
 from .event_payloads import (
+    BlockHashesLike,
+    BlockHashLike,
+    EventBlockHash,
+    EventTokenId,
     KVCacheCreatedData,
     KVCacheEvent,
     KVCacheEventDiff,
@@ -59,15 +63,17 @@ from .event_payloads import (
     KVCacheStoredBlockData,
     KVCacheStoredData,
     KVCacheUpdatedData,
+    MmKey,
     UniqueToken,
 )
-from .event_queue import KVCacheEventManager
+from .event_queue import AttentionDpGatherFn, KVCacheEventManager
 from .live_managers import num_live_managers, poison_reason, take_poison
 from .multimodal_items import MmItemContext, gen_multimodal_cache_key_tokens
 from .plain_names import (
     BACKEND,
     CACHE_LEVEL1,
     NDEBUG,
+    IndexSeq,
     LayerType,
     PageStatus,
     SlidingWindowSize,
@@ -85,17 +91,21 @@ from .statistics_deltas import (
     SsmSnapshotIterationStatsDelta,
 )
 
+_Status = KvCacheStatus
 _cpp_introspection = _introspection
 """Not None: the engine then hands tokens over as int32 views."""
 
 __all__ = [
     "AggregatedPageDesc",
+    "AttentionDpGatherFn",
     "AttentionLayerConfig",
     "AttnLifeCycle",
     "BACKEND",
     "BAD_PAGE_INDEX",
     "BatchDesc",
     "BeamIndex",
+    "BlockHashLike",
+    "BlockHashesLike",
     "BufferConfig",
     "BufferId",
     "CACHE_LEVEL1",
@@ -109,11 +119,14 @@ __all__ = [
     "DEFAULT_BEAM_INDEX",
     "DataRole",
     "DiskCacheTierConfig",
+    "EventBlockHash",
+    "EventTokenId",
     "ExpandedBuffer",
     "GPU_LEVEL",
     "GpuCacheTierConfig",
     "HalfOpenRange",
     "HostCacheTierConfig",
+    "IndexSeq",
     "KVCacheCreatedData",
     "KVCacheDesc",
     "KVCacheEvent",
@@ -136,6 +149,7 @@ __all__ = [
     "LogicError",
     "MemAddress",
     "MmItemContext",
+    "MmKey",
     "NDEBUG",
     "OutOfMemoryError",
     "OutOfPagesError",
@@ -165,6 +179,7 @@ __all__ = [
     "UniqueToken",
     "_KVCache",
     "_KV_CACHE_ITERATION_STATS_DELTA_FIELDS",
+    "_Status",
     "_cpp_introspection",
     "_introspection",
     "exact_div",

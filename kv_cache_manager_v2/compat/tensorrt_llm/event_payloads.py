@@ -12,6 +12,9 @@ from ...base.checks import to_instance, to_int, to_text
 from ...config.config_value import ConfigValue, given, to_tuple
 
 EventBlockHash: TypeAlias = int | str
+BlockHashLike: TypeAlias = EventBlockHash | bytes
+BlockHashesLike: TypeAlias = BlockHashLike | Sequence[BlockHashLike]
+EventTokenId: TypeAlias = int | str
 MmKey: TypeAlias = tuple[bytes, int] | tuple[bytes, int, str | None]
 
 
@@ -40,7 +43,7 @@ def _take_optional_text(record: ConfigValue, field: str) -> None:
 class UniqueToken(ConfigValue):
     """A token id, or the hex digits of a multimodal digest."""
 
-    token_id: int | str
+    token_id: EventTokenId
     token_extra_id: int = 0
 
     def __post_init__(self) -> None:

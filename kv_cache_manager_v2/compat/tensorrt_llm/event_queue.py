@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Final, SupportsFloat, SupportsIndex, TypeAlias, final
+from typing import ClassVar, Final, SupportsFloat, SupportsIndex, TypeAlias, final
 
 from mypy_extensions import mypyc_attr
 
@@ -20,6 +20,8 @@ from ...base.handle import Handle
 from ...events import event_manager, kv_cache_event
 from ...events.block_digest import V1_BLOCK_KEY, V2_SHA256, V2_SHA256_64, show_digest
 from .event_payloads import (
+    BlockHashesLike,
+    BlockHashLike,
     EventBlockHash,
     EventData,
     KVCacheCreatedData,
@@ -33,7 +35,7 @@ from .event_payloads import (
 from .item_runs import ItemRuns
 from .multimodal_items import ItemNames
 
-AttentionDpGather: TypeAlias = Callable[[list[KVCacheEvent]], list[list[KVCacheEvent]]]
+AttentionDpGatherFn: TypeAlias = Callable[[list[KVCacheEvent]], list[list[KVCacheEvent]]]
 
 _AUTO: Final = "auto"
 _MAX_TIMEOUT_MS: Final = 86_400_000.0
@@ -78,7 +80,7 @@ class KVCacheEventManager(Handle):
     _max_events: Final[int]
     _window_size: Final[int]
     _rank: Final[int | None]
-    _gather: Final[AttentionDpGather | None]
+    _gather: Final[AttentionDpGatherFn | None]
     _hash_algo: Final[str]
     _window_sizes: dict[int, int]
     _items: Final[ItemRuns]
@@ -101,7 +103,7 @@ class KVCacheEventManager(Handle):
         *,
         window_size: SupportsIndex = 0,
         attention_dp_rank: SupportsIndex | None = None,
-        attention_dp_gather: AttentionDpGather | None = None,
+        attention_dp_gather: AttentionDpGatherFn | None = None,
         hash_algo: Given[str] = V2_SHA256,
         window_size_by_layer_group: Mapping[int, int] | None = None,
         mm_token_id_offset: SupportsIndex | None = None,
@@ -177,7 +179,7 @@ class KVCacheEventManager(Handle):
         self._take_over()
         self._add_stored(parent, listed, group)
 
-    def add_removed_event(self, block_hashes: Any) -> None:
+    def add_removed_event(self, block_hashes: Given[BlockHashesLike]) -> None:
         """One name or several; bytes are a block's key, the digest that "v2_sha256" shows, and are ignored with "v1_block_key"."""
         names: list[EventBlockHash] = []
         for item in [block_hashes] if isinstance(block_hashes, (int, str, bytes)) else to_list(block_hashes, "block_hashes"):
@@ -189,7 +191,7 @@ class KVCacheEventManager(Handle):
 
     def add_updated_event(
         self,
-        block_hash: Any,
+        block_hash: Given[BlockHashLike],
         *,
         cache_level: Given[KVCacheEventDiff | None] = None,
         priority: Given[KVCacheEventDiff | None] = None,

@@ -15,6 +15,8 @@ BACKEND: Final = "cpp"
 NDEBUG: Final = os.environ.get("TLLM_DEBUG_MODE", "")[:1] != "1"
 
 SlidingWindowSize: TypeAlias = int | None
+IndexSeq: TypeAlias = memoryview
+"""Base page indices, as a sequence gives them."""
 
 
 class LayerType(IntEnum):
