@@ -90,8 +90,7 @@ testc: compiled ## All tests on the compiled package.
 
 # Each walks all public names, settings, files or listings, and so knows what a new one lacks.
 WALKS := $(addprefix tests/promises/test_,wrong_arguments_are_named.py wrong_arguments_of_engines_are_named.py arguments_may_raise_anything.py \
-	values_travel_and_handles_stay.py misuse_is_a_clear_error.py broken_means_broken.py metrics_are_scraped.py \
-	open_telemetry_gets_metrics_and_spans.py) tests/simulation/test_size_thresholds.py tests/simulation/test_canaries.py \
+	values_travel_and_handles_stay.py misuse_is_a_clear_error.py broken_means_broken.py metrics_are_scraped.py) tests/simulation/test_size_thresholds.py tests/simulation/test_canaries.py \
 	tests/unit/compat/test_listed_names.py tests/unit/test_examples.py tests/unit/test_missing_packages.py tests/unit/shared/test_shared_metrics.py \
 	tests/packaging/test_build_mode.py tests/packaging/test_docstrings.py
 

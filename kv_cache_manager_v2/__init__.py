@@ -92,17 +92,14 @@ from .manager.transfer_lease import TransferLease
 from .manager.kv_cache_manager import KVCacheManager
 from .manager.pool_view import PoolView
 from .reuse.block_hashes import compute_block_hashes, gen_multimodal_cache_key_tokens
-from .metrics.open_telemetry_exporter import OpenTelemetryExporter
 from .metrics.prometheus_exporter import PrometheusExporter
 from .metrics.statistics_log import StatisticsLog
 from .reuse.reuse_scope import ReuseScope
 from .sequence.finish_plan import FinishPlan
 from .sequence.matched_tokens import MatchedTokens
 from .sequence.priority_callback import PriorityCallback
-from .sequence.reuse_sample import ReuseSample
 from .stats.block_times import BlockTimes
 from .stats.drop_reason import DropReason
-from .stats.hit_rate_curve import HitRateCurve, HitRatePoint
 from .stats.miss_cause import MissCause
 from .stats.hint_result import HintResult
 from .stats.statistics_clock import StatisticsClock
@@ -133,7 +130,6 @@ if TYPE_CHECKING:
     from .publishing.event_publisher import KVCacheEventPublisher
     from .reuse.token_forms import Tokens
     from .publishing.wire_event import AllBlocksCleared, BlockRemoved, BlockStored, WireEvent
-    from .publishing.wire_reader import WireBatch, read_batch
 
 _ON_FIRST_USE: Final = {
     "AllBlocksCleared": "publishing.wire_event",
@@ -151,11 +147,9 @@ _ON_FIRST_USE: Final = {
     "SlotMapping": "kernels.slot_mapping",
     "StridedPages": "kernels.page_family",
     "Tokens": "reuse.token_forms",
-    "WireBatch": "publishing.wire_reader",
     "WireEvent": "publishing.wire_event",
     "config_from_model": "models.model_description",
     "load_config": "models.config_file",
-    "read_batch": "publishing.wire_reader",
 }
 """Where names are that serving does without, and that take longer to import than all the rest (numpy, for one)."""
 
@@ -228,8 +222,6 @@ __all__ = [
     "GPU_LEVEL",
     "GpuCacheTierConfig",
     "HalfOpenRange",
-    "HitRateCurve",
-    "HitRatePoint",
     "HintResult",
     "HostCacheTierConfig",
     "HostDevice",
@@ -282,13 +274,11 @@ __all__ = [
     "PoolView",
     "Priority",
     "PriorityCallback",
-    "OpenTelemetryExporter",
     "PrometheusExporter",
     "PromptStatistics",
     "Refusal",
     "RebalanceConfig",
     "RetentionConfig",
-    "ReuseSample",
     "ReuseScope",
     "ScratchDesc",
     "SequenceStatus",
@@ -314,7 +304,6 @@ __all__ = [
     "TransferTimes",
     "UsageStatistics",
     "Wakeup",
-    "WireBatch",
     "WireEvent",
     "_KVCache",
     "__version__",
@@ -327,7 +316,6 @@ __all__ = [
     "is_compiled",
     "load_config",
     "plan_capacity",
-    "read_batch",
 ]
 
 give_signatures([*globals().values()])

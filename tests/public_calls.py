@@ -33,7 +33,6 @@ from kv_cache_manager_v2 import (
     DecodeBatch,
     DensePages,
     DropReason,
-    EvictionPolicy,
     GpuCacheTierConfig,
     HostCacheTierConfig,
     HostDevice,
@@ -62,9 +61,8 @@ from kv_cache_manager_v2 import (
     default_device,
     load_config,
     plan_capacity,
-    read_batch,
 )
-from kv_cache_manager_v2.testing import FakeEngine, SimulatedDevice, Step
+from kv_cache_manager_v2.testing import FakeEngine, SimulatedDevice, Step, read_batch
 
 BLOCK = 4
 T = TypeVar("T")
@@ -226,7 +224,7 @@ def _config_fields(world: World, **changes: Any) -> dict[str, Any]:
         "reuse_match_backoff": 0,
         "reserve_null_slot": False,
         "enable_stats": True,
-        "miss_ratio_sampling": 0.5,
+        "block_times_sampling": 0.5,
         "snapshot_policy": SnapshotPolicy(),
         "max_state_replay_tokens": 0,
         "state_checkpoints": 0,
@@ -369,11 +367,6 @@ CALLS: dict[str, Callable[[World], Example]] = {
         w.manager.resize,
         {"cache_level": 0, "quota": w.manager.get_quota(0), "best_efforts": False},
     ),
-    "KVCacheManager.get_hit_rate_curve": lambda w: (
-        w.manager.get_hit_rate_curve,
-        {"level": 0, "sizes": [0.5, 1.0], "policy": library.EvictionPolicy.LRU},
-    ),
-    "KVCacheManager.get_reuse_sample": lambda w: (w.manager.get_reuse_sample, {"level": 0}),
     "KVCacheManager.record_block_times": lambda w: (w.manager.record_block_times, {"clock": Clock()}),
     "KVCacheManager.get_storage_statistics": lambda w: (w.manager.get_storage_statistics, {"level": 0}),
     "KVCacheManager.get_layer_group_id": lambda w: (w.manager.get_layer_group_id, {"layer_id": 0}),
@@ -568,7 +561,6 @@ CALLS: dict[str, Callable[[World], Example]] = {
     "AttnLifeCycle.get_stale_range": lambda w: (AttnLifeCycle(8).get_stale_range, _STALE),
     "SsmLifeCycle.compute_stale_range": lambda w: (SsmLifeCycle().compute_stale_range, _STALE),
     "SsmLifeCycle.get_stale_range": lambda w: (SsmLifeCycle().get_stale_range, _STALE),
-    "ReuseSample.estimate": lambda w: (w.manager.get_reuse_sample().estimate, {"policy": EvictionPolicy.LRU, "sizes": [0.5, 2.0]}),
     "UsageStatistics.count_transfers": lambda w: (w.manager.get_statistics().count_transfers, {"kind": "copied"}),
     "UsageStatistics.count_drops": lambda w: (w.manager.get_statistics().count_drops, {"reason": DropReason.CAPACITY}),
     "StatisticsLog": lambda w: (library.StatisticsLog, {"manager": w.manager, "logger": logging.getLogger("mine"), "level": logging.INFO}),
@@ -577,16 +569,6 @@ CALLS: dict[str, Callable[[World], Example]] = {
         {
             "manager": w.manager, "registry": _registry(), "labels": {"rank": "0"}, "event_manager": _event_manager(w),
             "shared_level": None, "clock": Clock(),
-        },
-    ),
-    "PrometheusExporter.show_curves": lambda w: (
-        library.PrometheusExporter(w.manager, registry=_registry()).show_curves, {"curves": [w.manager.get_hit_rate_curve(0)]}
-    ),
-    "OpenTelemetryExporter": lambda w: (
-        library.OpenTelemetryExporter,
-        {
-            "manager": w.manager, "meter_provider": None, "tracer_provider": None, "attributes": {"rank": "0"},
-            "event_manager": _event_manager(w), "shared_level": None,
         },
     ),
     "KVCacheEventPublisher": lambda w: (
@@ -600,8 +582,8 @@ CALLS: dict[str, Callable[[World], Example]] = {
         },
     ),
     "default_device": lambda w: (default_device, {"driver": None, "gpu_folder": str(Path(__file__).parent)}),
-    "read_batch": lambda w: (read_batch, {"payload": _payload()}),
     # -- testing ------------------------------------------------------------------------------------------------------
+    "read_batch": lambda w: (read_batch, {"payload": _payload()}),
     "HostDevice": lambda w: (
         HostDevice,
         {"granularity_bytes": 4096, "files": None, "num_disk_threads": 2, "clock": None, "calls_wait_for_disk": True},
@@ -657,11 +639,11 @@ LEFT_OUT: dict[str, str] = {
     **dict.fromkeys(
         (
             "AggregatedPageDesc AttnLifeCycle BlockStatistics BlockTimes CapacityPlan CoalescedBuffer CommittedBlockDrop DropStatistics "
-            "ExpandedBuffer FinishPlan HitRateCurve HitRatePoint HintResult IndexedBlock KVCache KVCacheCreatedData KVCacheEvent "
+            "ExpandedBuffer FinishPlan HintResult IndexedBlock KVCache KVCacheCreatedData KVCacheEvent "
             "KVCacheEventData KVCacheEventDiff KVCacheEventSnapshot KVCacheRemovedData KVCacheStoredBlockData KVCacheStoredData "
             "KVCacheUpdatedData LevelCapacity "
             "LifeCycleRegistry MatchedTokens PoolDesc PoolGroupCapacity PoolGroupDesc "
-            "PoolView PromptStatistics Refusal ReuseSample ScratchDesc SlotDesc SlotDescVariant SsmLifeCycle StorageStatistics "
+            "PoolView PromptStatistics Refusal ScratchDesc SlotDesc SlotDescVariant SsmLifeCycle StorageStatistics "
             "TransferStatistics TransferTimes UsageStatistics AllBlocksCleared BlockRemoved BlockStored WireBatch TransferLease "
             "BlockTable CsrTable OffsetTable SlotMapping TimeHistogram Wakeup"
         ).split(),

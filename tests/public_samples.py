@@ -7,7 +7,6 @@ import ast
 import enum
 import io
 import tempfile
-import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -32,7 +31,6 @@ from kv_cache_manager_v2 import (
     KVCacheManager,
     LayerId,
     LifeCycleRegistry,
-    OpenTelemetryExporter,
     PrometheusExporter,
     StatisticsLog,
     StridedPages,
@@ -238,7 +236,6 @@ class Samples:
             times if times is not None else BlockTimes(clock),
             manager.pool_view(LayerId(0), "key"),
             manager.time_transfers(),
-            manager.get_reuse_sample(),
             BookkeepingDevice(),
             CopyBatch(tiers.GPU_MEM, tiers.HOST_MEM, 64),
             MemoryRange(device, tiers.HOST_MEM, 1 << 16),
@@ -247,7 +244,6 @@ class Samples:
             StripedFiles(OsFiles(), Stripe([self._folder.name], [1], 512)),
             wakeup,
             KVCacheEventIndex(),
-            OpenTelemetryExporter(manager, attributes={"rank": uuid.uuid4().hex}),
             PrometheusExporter(manager, registry=prometheus_client.CollectorRegistry()),
             StatisticsLog(manager),
             batch.add_block_table(StridedPages(0)),

@@ -77,8 +77,8 @@ class KVCacheManagerConfig(ConfigValue):
     - ``rebalance``: when `KVCacheManager.need_adjustment` is true.
     - ``reserve_null_slot``: keep one slot of each pool group unused, outside the quota, for kernels that read a page even where
       there is none.
-    - ``enable_stats``: count events, and remember why blocks were dropped. ``miss_ratio_sampling``: the share of blocks sampled to
-      estimate the hit rate of other cache sizes, or less where the cache is large; 0: no estimate.
+    - ``enable_stats``: count events, and remember why blocks were dropped. ``block_times_sampling``: the share of
+      blocks whose times `KVCacheManager.record_block_times` measures.
     """
 
     tokens_per_block: int
@@ -93,7 +93,7 @@ class KVCacheManagerConfig(ConfigValue):
     reuse_match_backoff: int = 0
     reserve_null_slot: bool = False
     enable_stats: bool = True
-    miss_ratio_sampling: float = 0.01
+    block_times_sampling: float = 0.01
     snapshot_policy: SnapshotPolicy = SnapshotPolicy()
     max_state_replay_tokens: int = 0
     state_checkpoints: int = 0
@@ -128,7 +128,7 @@ class KVCacheManagerConfig(ConfigValue):
         validate_bool(self, "reserve_null_slot", "reserve_null_slot")
         validate_bool(self, "enable_stats", "enable_stats")
         validate_bool(self, "allow_seq_rebasing", "allow_seq_rebasing")
-        take_float(self, "miss_ratio_sampling", "miss_ratio_sampling", 0, 1)
+        take_float(self, "block_times_sampling", "block_times_sampling", 0, 1)
 
     def _validate_durable_tier(self) -> None:
         last = len(self.cache_tiers) - 1

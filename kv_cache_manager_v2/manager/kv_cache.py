@@ -51,8 +51,6 @@ from ..sequence.planned_rules import (
     validate_stream,
 )
 from ..sequence.room_question import RoomQuestion
-from ..sequence.move_watch import ONBOARD
-from ..sequence.move_watch import PREFETCH as PREFETCHED
 from ..sequence.sequence_state import ACTIVE, CLOSED, SUSPENDED, SequenceState
 from ..sequence.small_step import try_small_commit, try_small_resize
 from ..sequence.step_validation import validate_fork, validate_resize, validate_scratch_switch
@@ -174,19 +172,6 @@ class KVCache(Handle):
         for what a disk reads). `PageMoveError` or `LoadFailed` if pages cannot be brought up; the sequence is suspended as before.
         After `LoadFailed`, `rewind` goes back to the tokens that are there; where no page is lost, it may be resumed again instead.
         """
-        watch = self._state.shared.watch
-        if watch is None:
-            return self._resume(cuda_stream, wait)
-        watch.begin()
-        try:
-            result = self._resume(cuda_stream, wait)
-        except BaseException as error:
-            watch.end(ONBOARD, int(self._state.id), False, error)
-            raise
-        watch.end(ONBOARD, int(self._state.id), result, None)
-        return result
-
-    def _resume(self, cuda_stream: object, wait: object) -> bool:
         state = self._state
         with state.shared.guard as journal:
             self._require(SUSPENDED, "resume")
@@ -215,19 +200,6 @@ class KVCache(Handle):
         A hint: False, and nothing has changed, if there is no room for all of them. Waits for nothing. `ValueError` for a level
         that does not exist, `LogicError` unless SUSPENDED, `PageMoveError` if the device refuses.
         """
-        watch = self._state.shared.watch
-        if watch is None:
-            return self._prefetch(target_level)
-        watch.begin()
-        try:
-            result = self._prefetch(target_level)
-        except BaseException as error:
-            watch.end(PREFETCHED, int(self._state.id), False, error)
-            raise
-        watch.end(PREFETCHED, int(self._state.id), result, None)
-        return result
-
-    def _prefetch(self, target_level: SupportsIndex) -> bool:
         state = self._state
         with state.shared.guard as journal:
             self._require(SUSPENDED, "prefetch")

@@ -52,7 +52,6 @@ from ..base.ids import (
 from ..base.package_log import PackageLog
 from ..base.process_bound import bind_to_process, release_from_process
 from ..config.config_codec import encode_config
-from ..config.eviction_policy import EvictionPolicy
 from ..config.manager_config import KVCacheManagerConfig
 from ..config.retention import RetentionConfig
 from ..device.port import Device
@@ -81,18 +80,15 @@ from ..sequence import residency
 from ..sequence.call_guard import Reading
 from ..sequence.finish_plan import FinishPlan
 from ..sequence.given_tokens import GivenTokens
-from ..sequence.move_watch import PREFETCH, MoveWatch
 from ..sequence.priority_callback import PriorityCallback
 from ..sequence.recurrent_state import begin_with
 from ..sequence.kind_ranges import KindRanges, find_kinds
 from ..sequence.retention_plan import EXPECTED, FOR_EVER, RetentionPlan, round_microseconds, to_duration
-from ..sequence.reuse_sample import DEFAULT_SIZES, ReuseSample
 from ..sequence.sequence_state import SequenceState
 from ..sequence.shared_state import SharedState
 from ..sequence.usage_recorder import UsageRecorder, make_usage_recorder
 from ..stats.block_times import BlockTimes
 from ..stats.hint_result import HintResult
-from ..stats.hit_rate_curve import HitRateCurve
 from ..stats.statistics_clock import StatisticsClock
 from ..stats.manager_snapshot import ManagerSnapshot
 from ..stats.storage_statistics import StorageStatistics
@@ -690,17 +686,7 @@ class KVCacheManager(Handle):
     ) -> HintResult:
         """Bring the cached pages of a prefix up to a level before they are asked for. All of it or, clipped, nothing."""
         level = self._levels.require(target_level, "target_level")
-        watch = self._shared.watch
-        if watch is None:
-            return self._hint(WARM, input_tokens, reuse_scope, level, FOR_EVER)
-        watch.begin()
-        try:
-            result = self._hint(WARM, input_tokens, reuse_scope, level, FOR_EVER)
-        except BaseException as error:
-            watch.end(PREFETCH, None, False, error)
-            raise
-        watch.end(PREFETCH, None, result.num_clipped == 0, None)
-        return result
+        return self._hint(WARM, input_tokens, reuse_scope, level, FOR_EVER)
 
     def _hint(
         self, kind: int, input_tokens: Tokens, reuse_scope: object, value: int, duration: int
@@ -987,36 +973,8 @@ class KVCacheManager(Handle):
         except BusyError:
             return self._wait_for_snapshot().levels[number]
 
-    def get_hit_rate_curve(
-        self, level: SupportsIndex = 0, sizes: Sequence[float] = DEFAULT_SIZES, policy: Given[EvictionPolicy | None] = None
-    ) -> HitRateCurve:
-        """What the hit rate would have been so far, had that tier been another size; ``sizes`` in present ones.
-
-        ``policy`` None is recency, and costs next to nothing; any other one is played through here and now on the sampled blocks,
-        up to 30 ms for each size and 100,000 words of the sample, in which other threads' calls wait: `get_reuse_sample` avoids that.
-        From any thread; `BusyError` while another thread's call runs. `LogicError` with ``enable_stats=False`` or
-        ``miss_ratio_sampling=0``.
-        """
-        with self._shared.guard.readers, self._reading:
-            self._require_open()
-            self._usage.require()
-            number = self._levels.require(level, "level")
-            return self._usage.hit_rate_curve(number, self._config.cache_tiers[number].eviction_policy, sizes, policy)
-
-    def get_reuse_sample(self, level: SupportsIndex = 0) -> ReuseSample:
-        """What happened to the sampled blocks so far, copied (at most 1 MiB): any thread may play other policies through on it.
-
-        From any thread; `BusyError` while another thread's call runs. `LogicError` with ``enable_stats=False`` or
-        ``miss_ratio_sampling=0``.
-        """
-        with self._shared.guard.readers, self._reading:
-            self._require_open()
-            self._usage.require()
-            number = self._levels.require(level, "level")
-            return self._usage.reuse_sample(number, self._config.cache_tiers[number].eviction_policy)
-
     def record_block_times(self, clock: Given[StatisticsClock]) -> BlockTimes | None:
-        """From now on look at the clock when something happens to a sampled block. None with ``miss_ratio_sampling=0``.
+        """From now on look at the clock when something happens to a sampled block. None with ``block_times_sampling=0``.
 
         Called again it returns what is there, and the first clock stays. The result is read on the thread that calls the manager.
         `LogicError` with ``enable_stats=False``. No decision depends on it.
@@ -1080,12 +1038,6 @@ class KVCacheManager(Handle):
                 return self._usage.take_snapshot()
         except BusyError:
             return self._wait_for_snapshot()
-
-    def _watch_moves(self, watch: MoveWatch | None) -> None:
-        """Tell it of calls that bring pages up; None: of none any more."""
-        if watch is not None and self._shared.watch is not None:
-            raise LogicError("another OpenTelemetryExporter traces this manager already; close() it first")
-        self._shared.watch = watch
 
     def _look(self, look: Callable[[], None]) -> None:
         """Run it while no call runs, and none begins. `BusyError` while another thread's call runs."""

@@ -291,8 +291,6 @@ class LevelSizes:
                 self._quotas[level] = quota
                 for count in counts:
                     self._shared.storage.digest.record(NUM_SLOTS, count)
-                if self._shared.tree.history is not None:
-                    self._shared.tree.history.forget_full_size()
                 return True
             except MemoryError:
                 if tries == 0 or quota <= old_quota:

@@ -1,22 +1,16 @@
 """The statistics of one manager: its usage recorder, and where the present iteration began."""
 
-from collections.abc import Sequence
 from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
-from ..base.checks import shown
 from ..base.errors import LogicError
-from ..config.eviction_policy import EvictionPolicy
 from ..sequence.call_guard import SnapshotPublisher
-from ..sequence.hit_rate_estimate import estimate_hit_rates, take_reuse_sample
-from ..sequence.reuse_sample import ReuseSample, validate_sizes
 from ..sequence.sequence_state import ACTIVE
 from ..sequence.shared_state import SharedState
 from ..sequence.usage_recorder import UsageRecorder
 from ..stats.block_times import BlockTimes
 from ..stats.guarded_clock import GuardedClock
-from ..stats.hit_rate_curve import HitRateCurve
 from ..stats.manager_snapshot import ManagerSnapshot
 from ..stats.statistics_clock import StatisticsClock
 from ..stats.storage_statistics import StorageStatistics
@@ -77,33 +71,15 @@ class UsageReports(SnapshotPublisher):
         self._iteration = UsageSnapshot(usage.total)
         return found
 
-    def hit_rate_curve(
-        self, level: int, present: EvictionPolicy, sizes: Sequence[float], policy: object
-    ) -> HitRateCurve:
-        """``present``: the level's policy. ``policy`` None: recency."""
-        usage = self.require()
-        wanted = validate_sizes(sizes)
-        if policy is None:
-            return estimate_hit_rates(self._shared.tree, usage.total, level, present, wanted)
-        if not isinstance(policy, EvictionPolicy):
-            raise TypeError(f"policy must be an EvictionPolicy or None, not {shown(policy)}")
-        return self.reuse_sample(level, present).estimate(policy, wanted)
-
-    def reuse_sample(self, level: int, present: EvictionPolicy) -> ReuseSample:
-        return take_reuse_sample(self._shared.tree, self.require().total, level, present)
-
     def record_block_times(self, clock: object) -> BlockTimes | None:
         """None if no block is sampled; called again, what is there."""
         self.require()
         if not isinstance(clock, StatisticsClock):
             raise TypeError(f"clock must be a StatisticsClock, not {type(clock).__name__}")
         history = self._shared.tree.history
-        sampler = None if history is None else history.sampler
-        if sampler is None:
-            return None
-        if sampler.times is None:
-            sampler.times = BlockTimes(GuardedClock(clock))
-        return sampler.times
+        if history is not None and history.times is None and history.sampling > 0.0:
+            history.times = BlockTimes(GuardedClock(clock))
+        return None if history is None else history.times
 
     def slots(self, level: int) -> list[StorageStatistics]:
         """How many slots of the level are free, could be freed, and must stay: one entry per pool group."""

@@ -5,13 +5,13 @@ durations of transfers, which the device is asked for, are read by `update`, and
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from threading import Lock
 from typing import Any, ClassVar, Final, final
 
 from mypy_extensions import mypyc_attr
 
-from ..base.checks import to_instance, to_instance_or_none, to_list, to_texts_by_name, type_name
+from ..base.checks import to_instance, to_instance_or_none, to_texts_by_name, type_name
 from ..base.errors import BusyError, KVCacheManagerError
 from ..base.given import Given
 from ..base.handle import Handle
@@ -20,10 +20,8 @@ from ..device.monotonic_clock import MonotonicClock
 from ..events.event_manager import KVCacheEventManager
 from ..manager.kv_cache_manager import KVCacheManager
 from ..stats.block_times import BlockTimes
-from ..stats.hit_rate_curve import HitRateCurve
 from ..stats.statistics_clock import StatisticsClock
 from ..storage.transfer_times import TransferTimes
-from .curve_samples import sample_curves
 from .metric_samples import COUNTER, MetricSamples, name_tiers, sample_events, take_samples
 from .registry_collector import RegistryCollector
 from .shared_samples import SharedSource, sample_shared, sample_shared_times, to_shared_source
@@ -89,11 +87,8 @@ class PrometheusExporter(Handle):
         core: Any = prometheus_client.core
         self._core: Final[Any] = core
         self._tiers: Final = name_tiers(manager)
-        self._samples_blocks: Final = manager.init_config.miss_ratio_sampling > 0.0
         self._times: BlockTimes | None = None
         self._transfers: TransferTimes | None = None
-        self._shown: list[HitRateCurve] = []
-        self._curves: list[HitRateCurve] = []
         self._metrics: list[MetricSamples] = []
         self._histograms: list[HistogramSamples] = []
         described = _describe(manager)
@@ -129,12 +124,6 @@ class PrometheusExporter(Handle):
             metrics += sample_events(self._event_manager)
         if self._shared_level is not None:
             metrics += sample_shared(self._shared_level)
-        if self._samples_blocks:
-            try:
-                self._curves = [self._manager.get_hit_rate_curve(level) for level in range(len(self._tiers))]
-            except BusyError:
-                pass  # those of the last time
-            metrics.append(sample_curves(self._curves + self._shown, self._tiers))
         self._metrics = metrics
         try:
             self._manager._look(self._sample_histograms)
@@ -150,14 +139,6 @@ class PrometheusExporter(Handle):
         if self._shared_level is not None:
             histograms.append(sample_shared_times(self._shared_level))
         self._histograms = histograms
-
-    def show_curves(self, curves: Sequence[HitRateCurve]) -> None:
-        """Replace the exported curves from the next update on: of other policies (`ReuseSample.estimate`). From any thread."""
-        shown = [to_instance(curve, HitRateCurve, "each of curves") for curve in to_list(curves, "curves")]
-        for curve in shown:
-            if not 0 <= curve.level < len(self._tiers):
-                raise ValueError(f"one of curves is of level {curve.level}; there are {len(self._tiers)} cache levels")
-        self._shown = shown
 
     def collect(self) -> list[Any]:
         """The metric families of this exporter alone, without families that have no samples; from any thread.
@@ -210,7 +191,6 @@ def _describe(manager: KVCacheManager) -> list[MetricSamples | HistogramSamples]
     described += sample_events(None)
     described += sample_shared(None)
     described.append(sample_shared_times(None))
-    described.append(sample_curves([], []))
     described.append(sample_transfers(None, []))
     described += sample_times(None)
     return described

@@ -10,9 +10,7 @@ from typing import Final, final
 from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
-from ..events.removal_cause import CAPACITY, UNREACHABLE
-from ..stats.reuse_log import ASKED, RELEASED, HELD
-from ..stats.reuse_sampler import NO_KEY, SAMPLED_MASK, SAMPLED_SHIFT, ReuseSampler
+from ..stats.block_times import BlockTimes
 from ..storage.page_rows import NO_SHIFT, PageRows, WordColumn
 from .reuse_scope import ReuseScope
 from .prefix_hash import EMPTY_PREFIX, RUN_WORDS, WORD_BYTES, hash_block, hash_run
@@ -24,6 +22,9 @@ _OWN: Final = 1 << 33
 _SAMPLE_MASK: Final = _OWN - 1
 _MOST_TOLD: Final = 128
 _PART_WORDS: Final = 2048
+_SAMPLED_SHIFT: Final = 17
+_SAMPLED_MASK: Final = (1 << 20) - 1
+"""A key is sampled if these bits of it are under the threshold."""
 
 SCOPE_SHIFT: Final = 36
 """Of a scope in a key."""
@@ -38,8 +39,8 @@ def key_of(prefix: i64, scope: i64) -> i64:
 @mypyc_attr(native_class=True)
 class BlockHistory:
     __slots__ = (
-        "_rows", "_scopes", "_tells_scopes", "_num_told", "_told_end", "_prefixes", "_marks", "_table", "sampler", "num_blocks",
-        "_num_evicted", "_num_blocks_at_evictions", "_block_bytes",
+        "_rows", "_scopes", "_tells_scopes", "_num_told", "_told_end", "_prefixes", "_marks", "_table", "times", "sampling",
+        "num_blocks", "_threshold",
     )  # fmt: skip
 
     _rows: Final[PageRows]
@@ -56,23 +57,20 @@ class BlockHistory:
     """Of the published blocks, by number: the scope (bits 34-53) | whether the block is in the sample itself (33) | the number of the
     nearest sampled block before it on its path plus 1, or 0."""
     _table: Final[RemovalHistory]
-    _block_bytes: Final[i64]
-    """Of the tokens of a full block."""
-    sampler: Final[ReuseSampler | None]
-    """Measures how long ago blocks were used; None: not measured."""
+    times: BlockTimes | None
+    """Measures the times of sampled blocks that are published from now on."""
+    sampling: Final[float]
+    """The share of blocks that are sampled."""
+    _threshold: Final[i64]
     num_blocks: i64
     """Published now."""
-    _num_evicted: i64
-    _num_blocks_at_evictions: i64
-    """The sum of `num_blocks` over all evictions."""
 
-    def __init__(self, rows: PageRows, num_entries: int, sampler: ReuseSampler | None, block_bytes: int = 0) -> None:
+    def __init__(self, rows: PageRows, num_entries: int, sampling: float) -> None:
         """``num_entries``: of the `RemovalHistory`."""
-        self.sampler = sampler
-        self._block_bytes = block_bytes
+        self.times = None
+        self.sampling = sampling
+        self._threshold = max(int(sampling * (_SAMPLED_MASK + 1)), 1)
         self.num_blocks = 0
-        self._num_evicted = 0
-        self._num_blocks_at_evictions = 0
         self._rows = rows
         self._scopes = {}
         self._tells_scopes = False
@@ -126,9 +124,9 @@ class BlockHistory:
         mark = self._mark_below(parent, scope)
         marks = self._marks.words
         marks[number] = mark
-        sampler = self.sampler
-        if sampler is not None and sampler.is_sampled(key_of(prefix, scope)):
-            self._record_sample(sampler, number, prefix, scope, mark, len(key) == self._block_bytes)
+        times = self.times
+        if times is not None and ((key_of(prefix, scope) >> _SAMPLED_SHIFT) & _SAMPLED_MASK) < self._threshold:
+            self._record_sample(times, number, prefix, scope, mark)
 
     def record_published_run(self, parent: i64, first_pages: vec[i64], packed: memoryview) -> None:
         """Blocks below each other, the first one below ``parent``; ``first_pages`` are theirs, and ``packed`` their prefixes."""
@@ -139,8 +137,8 @@ class BlockHistory:
         run_prefixes = _hash_in_parts(self.prefix_of(parent), packed, num_blocks)
         scope = self.scope_of_path(parent)
         scope_bits = scope << SCOPE_SHIFT
-        sampler = self.sampler
-        threshold: i64 = 0 if sampler is None else sampler.threshold
+        times = self.times
+        threshold: i64 = 0 if times is None else self._threshold
         mark = self._mark_below(parent, scope)
         prefixes = self._prefixes.words
         marks = self._marks.words
@@ -152,8 +150,8 @@ class BlockHistory:
             number = (first_page - first_of_all) >> shift if shift != NO_SHIFT else rows.block_number(first_page)
             prefixes[number] = prefix
             marks[number] = mark
-            if (((prefix ^ scope_bits) >> SAMPLED_SHIFT) & SAMPLED_MASK) < threshold and sampler is not None:
-                mark = self._record_sample(sampler, number, prefix, scope, mark, True)
+            if (((prefix ^ scope_bits) >> _SAMPLED_SHIFT) & _SAMPLED_MASK) < threshold and times is not None:
+                mark = self._record_sample(times, number, prefix, scope, mark)
         self.num_blocks += num_blocks
         if self._tells_scopes:
             self._table.record_run(run_prefixes, num_blocks, scope, IS_HERE)
@@ -175,18 +173,13 @@ class BlockHistory:
         mark = self._marks.words[number]
         scope = mark >> _SCOPE_SHIFT
         self._table.record(prefix, scope, FIRST_DROPPED + cause)
-        if mark & _OWN != 0 and self.sampler is not None:
-            self.sampler.record_removal(key_of(prefix, scope))
-        num_blocks = self.num_blocks
-        if cause == CAPACITY or cause == UNREACHABLE:
-            self._num_evicted += 1
-            self._num_blocks_at_evictions += num_blocks
-        self.num_blocks = num_blocks - 1
+        if mark & _OWN != 0 and self.times is not None:
+            self.times.record_removal(int(key_of(prefix, scope)))
+        self.num_blocks -= 1
 
     def record_path_removal(self, first_pages: vec[i64], num_blocks: i64, cause: i64) -> None:
         """`record_removal` for the first ``num_blocks`` of them, blocks of one path that go one after the other."""
-        sampler = self.sampler
-        if sampler is not None and sampler.times is not None:
+        if self.times is not None:
             for position in range(num_blocks):
                 self.record_removal(first_pages[position], cause)
             return
@@ -202,10 +195,6 @@ class BlockHistory:
             gone[ordinal] = prefixes[number]
             prefixes[number] = NO_PREFIX
         self._table.record_run(gone, num_blocks, scope, FIRST_DROPPED + cause)
-        if cause == CAPACITY or cause == UNREACHABLE:
-            self._num_evicted += num_blocks
-            # So many were there, then one less, and so on.
-            self._num_blocks_at_evictions += num_blocks * self.num_blocks - num_blocks * (num_blocks - 1) // 2
         self.num_blocks -= num_blocks
 
     # -- the sample ---------------------------------------------------------------------------------------------------
@@ -222,59 +211,38 @@ class BlockHistory:
         mark = self._marks.words[number]
         return number if mark & _OWN != 0 else (mark & _SAMPLE_MASK) - 1
 
-    def _record_sample(self, sampler: ReuseSampler, number: i64, prefix: i64, scope: i64, mark: i64, is_full: bool) -> i64:
-        """A block of the sample was published, the one with that number; the mark of what is below it."""
-        marks = self._marks.words
-        marks[number] = mark | _OWN
-        before = (mark & _SAMPLE_MASK) - 1
-        key_before: i64 = NO_KEY
-        if before != NO_SAMPLE:
-            key_before = key_of(self._prefixes.words[before], scope)
-        sampler.record_published(key_of(prefix, scope), key_before, is_full)
+    def _record_sample(self, times: BlockTimes, number: i64, prefix: i64, scope: i64, mark: i64) -> i64:
+        """The block with that number was published and is sampled. Returns the mark of the blocks below it."""
+        self._marks.words[number] = mark | _OWN
+        times.record_published(int(key_of(prefix, scope)))
         return (scope << _SCOPE_SHIFT) | (number + 1)
 
-    def _record_path(self, kind: i64, block: i64) -> None:
-        """Of all sampled blocks of the path that ends at this published block, the last one first."""
-        sampler = self.sampler
-        if sampler is None or block < 0:
-            return
-        scope = self.scope_of_path(block)
-        sample = self._nearest_sample(block)
-        while sample != NO_SAMPLE:
-            key = key_of(self._prefixes.words[sample], scope)
-            if kind == ASKED:
-                sampler.record_found(key)
-            else:
-                sampler.record(kind, key)
-            # The one before it; it is one of the sample itself.
-            sample = (self._marks.words[sample] & _SAMPLE_MASK) - 1
+    def _sampled_keys(self, block: i64) -> list[int]:
+        """The sampled blocks of the path that ends at this published block, or at a root; the last block first."""
+        keys: list[int] = []
+        if self.times is not None and block >= 0:
+            scope = self.scope_of_path(block)
+            sample = self._nearest_sample(block)
+            while sample != NO_SAMPLE:
+                keys.append(int(key_of(self._prefixes.words[sample], scope)))
+                sample = (self._marks.words[sample] & _SAMPLE_MASK) - 1
+        return keys
 
-    def record_lookup(self, block: i64, num_blocks: i64) -> None:
-        """A prompt asked for the path that ends at this published block, of so many blocks, and found it."""
-        if self.sampler is not None:
-            self.sampler.num_found += num_blocks
-        self._record_path(ASKED, block)
+    def record_lookup(self, block: i64) -> None:
+        """A prompt asked for the path that ends at this published block, and found it."""
+        times = self.times
+        if times is not None:
+            for key in self._sampled_keys(block):
+                times.record_lookup(key)
 
-    def record_held(self, block: i64) -> None:
-        """A sequence uses the path that ends at this published block from now on."""
+    def record_use(self, block: i64) -> None:
+        """A sequence begins or stops to use the path that ends at this published block."""
         if self._num_told < self._told_end:
             self._tell_scopes()
-        self._record_path(HELD, block)
-
-    def record_release(self, block: i64) -> None:
-        """The path that ends at this published block was used until now; its leaf is evicted first."""
-        self._record_path(RELEASED, block)
-
-    def forget_full_size(self) -> None:
-        """The cache has another size now."""
-        self._num_evicted = 0
-        self._num_blocks_at_evictions = 0
-
-    def compute_full_size(self) -> float:
-        """Published blocks that were there when room had to be made, on average; 0.0 if it never had."""
-        if self._num_evicted == 0:
-            return 0.0
-        return float(self._num_blocks_at_evictions) / float(self._num_evicted)
+        times = self.times
+        if times is not None:
+            for key in self._sampled_keys(block):
+                times.record_used(key)
 
     # -- what the match asks ------------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from ..stats.miss_cause import (
     WINDOW_BROKEN,
 )
 from .block import Block
-from .block_history import BlockHistory, key_of
+from .block_history import BlockHistory
 from .match import Match, count_shared_with_children
 from .radix_tree import RadixTree
 from .prefix_hash import hash_block
@@ -62,20 +62,18 @@ class MissExplainer:
     def explain(
         self, root: Block, packed: bytes, match: Match, num_untrimmed: i64, misses: vec[i64], misses_at: i64,
         losses: RoomLosses | None = None,
-    ) -> list[int]:
+    ) -> None:
         """Add every token of ``packed`` behind the match to its cause, ``misses[misses_at + cause]``.
 
-        ``num_untrimmed``: how long the match was before `reuse_match_backoff`. Returns the keys of the sampled blocks among those
-        that are gone.
+        ``num_untrimmed``: how long the match was before `reuse_match_backoff`.
         """
         num_tokens: i64 = len(packed) // TOKEN_BYTES
         position = match.num_tokens
         if num_untrimmed > position:
             misses[misses_at + BACKOFF] += num_untrimmed - position
             position = num_untrimmed
-        samples: list[int] = []
         if position >= num_tokens:
-            return samples
+            return
         size = self._tokens_per_block
         ordinal = match.num_tokens // size
         node: Block | None = root
@@ -90,7 +88,6 @@ class MissExplainer:
             text = hash_block(text, packed[planned * size * TOKEN_BYTES : (planned + 1) * size * TOKEN_BYTES])
         scope = self._history.scope_of(root.first_page)
         is_gone_before = False
-        sampler = self._history.sampler
         while ordinal * size < num_tokens:
             end = (ordinal + 1) * size
             if end > num_tokens:
@@ -124,7 +121,7 @@ class MissExplainer:
                     misses[misses_at + PARTIAL_BLOCK] += shared_end - position
                     position = shared_end
                 misses[misses_at + NOT_REMEMBERED] += num_tokens - position
-                return samples
+                return
             node = None
             if losses is not None and (cause == EVICTED or cause == UNREACHABLE or cause == SHRUNK):
                 losses.pass_gone(text, scope, end)
@@ -132,10 +129,7 @@ class MissExplainer:
             if end > position:
                 misses[misses_at + cause] += end - position
                 position = end
-            if sampler is not None and end == (ordinal + 1) * size and sampler.is_sampled(key_of(text, scope)):
-                samples.append(int(key_of(text, scope)))
             ordinal += 1
-        return samples
 
 
 def _cause_of(state: i64) -> i64:

@@ -84,11 +84,6 @@ class RadixTree(PageOwner):
         self._next_root = -1
         self._makes_keys = False
 
-    @property
-    def has_partial_layers(self) -> bool:
-        """Whether some layers keep a part of a prefix only: a window, or a recurrent state."""
-        return not all([unbounded for unbounded in self._is_unbounded])
-
     # -- roots --------------------------------------------------------------------------------------------------------
 
     def find_root(self, scope: ReuseScope) -> Block | None:

@@ -28,7 +28,6 @@ from ..storage.room_count import RoomCount
 from ..storage.slot_reclaimer import SlotReclaimer
 from .call_guard import CallGuard
 from .learned_placement import LearnedPlacement
-from .move_watch import MoveWatch
 from .planned_blocks import PlannedBlocks
 from .retention_records import RetentionRecords
 from .transfer_leases import TransferLeases
@@ -83,7 +82,7 @@ class SharedState:
         "num_further_beams",
         "journal",
         "is_recording",
-        "watch",
+        
     )
 
     device: Final[Device]
@@ -147,8 +146,6 @@ class SharedState:
     """What the guard hands out; without a journal one that keeps nothing."""
     is_recording: Final[bool]
     """Whether the journal keeps anything: asked where a record for each sequence of a batch would cost."""
-    watch: MoveWatch | None
-    """Told of calls that bring pages up."""
 
     def __init__(
         self,
@@ -219,7 +216,6 @@ class SharedState:
         self.num_further_beams = 0
         self.journal = journal
         self.is_recording = isinstance(journal, CallJournal)
-        self.watch = None
 
     def _compute_least_scratch_step(self) -> i64:
         """A step ``H .. C-1`` has a scratch block only if ``H + T <= (e)T <= C - rewind + 1 - W`` for its end ``e``."""

@@ -18,8 +18,6 @@ from ..reuse.radix_tree import RadixTree
 from ..reuse.room_losses import RoomLosses, find_full_group
 from ..reuse.token_packing import TOKEN_BYTES
 from ..stats.miss_cause import NUM_MISS_CAUSES
-from ..stats.reuse_log import ASKED
-from ..stats.reuse_sampler import MAX_SAMPLES, ReuseSampler
 from ..stats.usage_counters import (
     ALLOCATED,
     GENERATED,
@@ -38,8 +36,6 @@ from ..storage.page_storage import PageStorage
 from .sequence_state import SequenceState
 
 HISTORY_PER_SLOT: Final = 10
-"""More than the largest cache whose hit rate is estimated."""
-LARGEST_SIZE: Final = 8.0
 MAX_HISTORY_ENTRIES: Final = 1 << 19
 """8.1 MiB, all told."""
 
@@ -89,7 +85,7 @@ class UsageRecorder:
             # The path of an open sequence begins at its scope's root.
             root = state.shared.tree.find_root(state.scope)
             assert root is not None, "an open sequence has no root"
-            counters.missed_samples = self.explainer.explain(root, packed, match, num_untrimmed, counts, usage.misses_at, losses)
+            self.explainer.explain(root, packed, match, num_untrimmed, counts, usage.misses_at, losses)
             if losses is not None:
                 losses.end()
         if match.num_tokens == 0:
@@ -120,7 +116,7 @@ class UsageRecorder:
             counters.num_counted_blocks = old_num_blocks
         history = state.shared.tree.history
         if counters.has_asked and history is not None:
-            history.record_held(state.path_end.first_page)
+            history.record_use(state.path_end.first_page)
         num_tokens: i64 = len(packed) // TOKEN_BYTES
         losses = self.losses if counters.total is not None else None
         if losses is not None:
@@ -151,20 +147,12 @@ def make_usage_recorder(tree: RadixTree, life_cycles: LifeCycleRegistry, config:
     """Also makes the tree remember the outcome of its blocks: of ten times as many as there are slots."""
     storage = tree.storage
     num_slots: i64 = 0
-    most: i64 = 0
     for allocator in storage.allocators:
         num_slots += allocator.num_slots
-        if allocator.num_slots > most:
-            most = allocator.num_slots
     num_entries = num_slots * HISTORY_PER_SLOT
     if num_entries > MAX_HISTORY_ENTRIES:
         num_entries = MAX_HISTORY_ENTRIES
-    sampler: ReuseSampler | None = None
-    if config.miss_ratio_sampling > 0.0:
-        # The sample must hold what a cache of the largest size of interest holds.
-        most_blocks = float(most) * float(storage.num_levels) * LARGEST_SIZE
-        sampler = ReuseSampler(min(config.miss_ratio_sampling, MAX_SAMPLES / max(most_blocks, 1.0)))
-    history = BlockHistory(storage.rows, int(num_entries), sampler, int(tree.block_bytes))
+    history = BlockHistory(storage.rows, int(num_entries), config.block_times_sampling)
     tree.history = history
     has_state = life_cycles.state_life_cycle_id is not None
     has_windows = any([cycle.window_size is not None for cycle in life_cycles])
@@ -229,13 +217,9 @@ def record_resume(state: SequenceState, counters: SequenceCounters) -> None:
     history = state.shared.tree.history
     if not counters.has_asked and history is not None:
         counters.has_asked = True
-        sampler = history.sampler
-        if sampler is not None and counters.total is not None:
-            history.record_lookup(state.path_end.first_page, state.num_published)
-            for key in counters.missed_samples:
-                sampler.record(ASKED, key)
-            counters.missed_samples = []
-        history.record_held(state.path_end.first_page)
+        if counters.total is not None:
+            history.record_lookup(state.path_end.first_page)
+        history.record_use(state.path_end.first_page)
     counters.record_resumed(not state.awaits_reads)
 
 
@@ -245,7 +229,7 @@ def record_fork(child: SequenceState) -> None:
     counters = child.counters
     if history is not None and counters is not None:
         counters.has_asked = True
-        history.record_held(child.path_end.first_page)
+        history.record_use(child.path_end.first_page)
 
 
 def record_close(state: SequenceState) -> None:
@@ -254,8 +238,8 @@ def record_close(state: SequenceState) -> None:
     counters = state.counters
     if history is not None and counters is not None:
         if not counters.has_asked:
-            history.record_held(state.path_end.first_page)
-        history.record_release(state.path_end.first_page)
+            history.record_use(state.path_end.first_page)
+        history.record_use(state.path_end.first_page)
 
 
 def record_growth(state: SequenceState, counters: SequenceCounters, old_num_blocks: i64) -> None:

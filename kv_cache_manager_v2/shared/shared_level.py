@@ -435,7 +435,7 @@ class SharedLevel(SharedSource):
         return self._counters.read()
 
     def read_facts(self) -> SharedFacts:
-        """For `PrometheusExporter` and `OpenTelemetryExporter`, which take the level as ``shared_level``; from any thread."""
+        """For `PrometheusExporter`, which takes the level as ``shared_level``; from any thread."""
         slots: dict[tuple[str, str], int] = {}
         for use, num_slots, num_free, num_quarantined in (
             ("load", self._loads.num_slots, self._loads.num_free, self._loads.num_quarantined),

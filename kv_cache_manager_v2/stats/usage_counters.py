@@ -100,7 +100,7 @@ class SequenceCounters:
     counters only grow, so what turns out to be lost must not be in there as hits.
     """
 
-    __slots__ = ("usage", "total", "prompt_length", "is_in_total", "has_asked", "missed_samples", "num_counted_blocks", "num_lost")
+    __slots__ = ("usage", "total", "prompt_length", "is_in_total", "has_asked", "num_counted_blocks", "num_lost")
 
     usage: Final[UsageCounters]
     total: Final[UsageCounters | None]
@@ -114,8 +114,6 @@ class SequenceCounters:
     """The most blocks that were ever counted: those of a step that is taken back and done again count once."""
     num_lost: i64
     """Of the committed tokens, those that a disk could not read when the sequence needed them last."""
-    missed_samples: list[int]
-    """Keys of sampled blocks that the prompt looked up and that are gone; until the first resume."""
 
     def __init__(self, num_layer_groups: i64, pages: PageCounters, total: UsageCounters | None, prompt_length: i64) -> None:
         self.usage = UsageCounters(num_layer_groups, PageCounters(pages.num_levels, pages.page_bytes))
@@ -125,7 +123,6 @@ class SequenceCounters:
         self.has_asked = False
         self.num_counted_blocks = 0
         self.num_lost = 0
-        self.missed_samples = []
 
     def make_fork(self) -> SequenceCounters:
         """The counters of a fork: not a request of its own, and everything it has so far is its parent's."""

@@ -52,7 +52,7 @@ def serve(manager: KVCacheManager) -> None:
 
 @pytest.mark.parametrize("name", ANSWERS)
 def test_a_clock_of_blocks_may_fail(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    with Bench(tiered_config(8, [("host", 8)], miss_ratio_sampling=1.0), HostDevice()) as bench:
+    with Bench(tiered_config(8, [("host", 8)], block_times_sampling=1.0), HostDevice()) as bench:
         clock = Failing(ANSWERS[name])
         times = bench.manager.record_block_times(clock)
         assert times is not None
@@ -73,7 +73,7 @@ def test_a_clock_of_transfers_may_fail(name: str) -> None:
 
 
 def test_ctrl_c_in_a_clock_comes_afterwards() -> None:
-    manager = KVCacheManager(tiered_config(8, [("host", 8)], miss_ratio_sampling=1.0), device=HostDevice())
+    manager = KVCacheManager(tiered_config(8, [("host", 8)], block_times_sampling=1.0), device=HostDevice())
     clock = Failing(lambda: 7.0)
     manager.record_block_times(clock)
     serve(manager)

@@ -14,7 +14,8 @@ from kv_cache_manager_v2 import HostDevice, KVCacheEventManager, KVCacheManager
 zmq = pytest.importorskip("zmq", reason="the extra `events` is not installed")
 pytest.importorskip("msgspec", reason="the extra `events` is not installed")
 
-from kv_cache_manager_v2 import KVCacheEventPublisher, read_batch  # noqa: E402
+from kv_cache_manager_v2 import KVCacheEventPublisher  # noqa: E402
+from kv_cache_manager_v2.testing import read_batch  # noqa: E402
 
 ANY_PORT = "tcp://127.0.0.1:*"
 

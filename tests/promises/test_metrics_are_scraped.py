@@ -1,6 +1,5 @@
 """A Prometheus scrape gets the manager's figures under stable names, in base units; the log gets the same, structured."""
 
-import dataclasses
 import errno
 import json
 import logging
@@ -14,7 +13,6 @@ import pytest
 from kv_cache_manager_v2 import (
     GPU_LEVEL,
     DropReason,
-    EvictionPolicy,
     HostDevice,
     KVCacheEventManager,
     KVCacheManager,
@@ -44,7 +42,7 @@ NAMES = {
     "kvcm_prefix_tokens_queried_total", "kvcm_prefix_tokens_hit_total", "kvcm_missed_tokens_total",
     "kvcm_allocated_blocks_total", "kvcm_reused_blocks_total", "kvcm_missed_blocks_total", "kvcm_generated_blocks_total",
     "kvcm_transfer_bytes_total", "kvcm_transfer_blocks_total", "kvcm_evicted_blocks_total", "kvcm_events_dropped_total",
-    "kvcm_events_published_total", "kvcm_estimated_hit_ratio", "kvcm_block_lifetime_seconds", "kvcm_block_reuse_gap_seconds",
+    "kvcm_events_published_total", "kvcm_block_lifetime_seconds", "kvcm_block_reuse_gap_seconds",
     "kvcm_block_idle_before_evict_seconds", "kvcm_transfer_seconds", "kvcm_refusals_total", "kvcm_level_closed", "kvcm_build_info",
     "kvcm_durable_failed", "kvcm_restored_pages", "kvcm_damaged_pages_total",
 }  # fmt: skip
@@ -62,7 +60,7 @@ SHARED |= {metric.name: (*metric.label_names, "le") for metric in [sample_shared
 NO_ALERT = {
     "kvcm_blocks", "kvcm_clean_copies", "kvcm_sequences", "kvcm_resumes_total", "kvcm_missed_tokens_total", "kvcm_restored_pages",
     "kvcm_allocated_blocks_total", "kvcm_reused_blocks_total", "kvcm_missed_blocks_total", "kvcm_generated_blocks_total",
-    "kvcm_transfer_blocks_total", "kvcm_events_published_total", "kvcm_estimated_hit_ratio", "kvcm_block_lifetime_seconds",
+    "kvcm_transfer_blocks_total", "kvcm_events_published_total", "kvcm_block_lifetime_seconds",
     "kvcm_block_reuse_gap_seconds", "kvcm_block_idle_before_evict_seconds",
     "kvcm_shared_lookups_total", "kvcm_shared_pages_total", "kvcm_shared_bytes_total", "kvcm_shared_failures_total",
     "kvcm_shared_dropped_pages_total", "kvcm_shared_refusals_total", "kvcm_shared_slots", "kvcm_shared_seconds",
@@ -258,7 +256,7 @@ class StepClock(StatisticsClock):
 def test_how_long_blocks_stay_and_return_after():
     registry = prometheus_client.CollectorRegistry()
     clock = StepClock()
-    with manager_of(num_slots=4, miss_ratio_sampling=1) as manager:
+    with manager_of(num_slots=4, block_times_sampling=1) as manager:
         exporter = PrometheusExporter(manager, registry=registry, clock=clock)
         run_prompt(manager, list(range(8))).close()
         clock.now += 2
@@ -306,42 +304,11 @@ def test_how_long_transfers_take():
         exporter.close()
 
 
-def test_without_a_sample_there_are_no_times_and_no_curves():
+def test_without_a_sample_there_are_no_times():
     registry = prometheus_client.CollectorRegistry()
-    with manager_of(miss_ratio_sampling=0) as manager:
+    with manager_of(block_times_sampling=0) as manager:
         exporter = PrometheusExporter(manager, registry=registry)
-        assert "block_" not in scrape(registry).replace("kvcm_transfer", "") and "estimated" not in scrape(registry)
-        exporter.close()
-
-
-def test_curves_are_shown():
-    registry = prometheus_client.CollectorRegistry()
-    with manager_of(miss_ratio_sampling=1) as manager:
-        exporter = PrometheusExporter(manager, registry=registry)
-        run_prompt(manager, list(range(8))).close()
-        # Asked for 8 tokens, found none of them; then once more, found all: a half.
-        run_prompt(manager, list(range(8))).close()
-        learned = manager.get_reuse_sample().estimate(EvictionPolicy.LEARNED, [1, 2])
-        exporter.show_curves([learned])
-        exporter.update()
-        text = scrape(registry)
-        assert value_of(text, 'kvcm_estimated_hit_ratio{policy="recency",size="0.25",tier="gpu"}') == 0.5
-        assert value_of(text, 'kvcm_estimated_hit_ratio{policy="learned",size="2",tier="gpu"}') == 0.5
-        with pytest.raises(ValueError):
-            exporter.show_curves([dataclasses.replace(learned, level=1)])
-        exporter.close()
-
-
-def test_sizes_whose_hit_rate_is_not_known_have_no_sample():
-    registry = prometheus_client.CollectorRegistry()
-    with manager_of(windows=(None, 8), miss_ratio_sampling=1) as manager:
-        exporter = PrometheusExporter(manager, registry=registry)
-        for _ in range(2):
-            run_prompt(manager, list(range(8))).close()
-        exporter.show_curves([manager.get_reuse_sample().estimate(EvictionPolicy.LFU)])
-        exporter.update()
-        samples = [line for line in scrape(registry).splitlines() if line.startswith("kvcm_estimated_hit_ratio{")]
-        assert samples == ['kvcm_estimated_hit_ratio{policy="recency",size="1",tier="gpu"} 0.5']
+        assert "block_" not in scrape(registry).replace("kvcm_transfer", "")
         exporter.close()
 
 

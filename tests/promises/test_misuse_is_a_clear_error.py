@@ -473,7 +473,7 @@ def test_yes_is_no_number_for_a_field_or_a_property() -> None:
     for wrong in (
         lambda: replace(base, tokens_per_block=TRUTH),
         lambda: replace(base, max_util_for_resume=TRUTH),
-        lambda: replace(base, miss_ratio_sampling=TRUTH),
+        lambda: replace(base, block_times_sampling=TRUTH),
         lambda: replace(base, reuse_match_backoff=TRUTH),
         lambda: GpuCacheTierConfig(TRUTH),
         lambda: BufferConfig("key", TRUTH),

@@ -57,7 +57,7 @@ FIELDS: dict[str, list[Any]] = {
     "reuse_match_backoff": [0, 3],
     "reserve_null_slot": [False, True],
     "enable_stats": [True, False],
-    "miss_ratio_sampling": [0.01, 0.0, 1.0],
+    "block_times_sampling": [0.01, 0.0, 1.0],
     "snapshot_policy": [SnapshotPolicy(), SnapshotPolicy(2, max_per_path=2, at_close=True), SnapshotPolicy(placement="learned")],
     "max_state_replay_tokens": [0, 4],
     "state_checkpoints": [0, 2],

@@ -28,9 +28,7 @@ FOR_USERS: Final = {
     "num_batches_published",
     "num_not_timed",
     "num_replay_tokens",
-    "num_sampled_queries",
-    "sampling",
-    "show_curves",
+    "read_batch",
     "storage_statistics",
 }
 """Attributes of public values, which only users read; the public methods of classes that users hold need no entry."""

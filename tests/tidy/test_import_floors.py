@@ -15,7 +15,7 @@ from .source_tree import PACKAGE, Source, package_sources
 
 THIRD_PARTY: Final = {
     "numpy", "cuda", "librt", "mypy_extensions", "rawref", "rich", "plotly", "prometheus_client", "zmq", "msgspec", "torch", "transformers",
-    "opentelemetry", "zstandard", "tokenizers", "xxhash", "vllm", "obstore", "nixl", "mooncake",
+    "zstandard", "tokenizers", "xxhash", "vllm", "obstore", "nixl", "mooncake",
 }  # fmt: skip
 
 # Modules that only these folders and files import. cuda, mmap and ctypes reach the driver and the operating system; time and
@@ -31,12 +31,11 @@ DOORS: Final = {
     "nixl": {"integrations"},
     "vllm": {"integrations"},
     "prometheus_client": {"metrics"},
-    "opentelemetry": {"metrics"},
     "zstandard": {"replay"},
     "tokenizers": {"replay"},
     "argparse": {"replay", "testing"},
     "zmq": {"publishing"},
-    "msgspec": {"models", "publishing"},
+    "msgspec": {"models", "publishing", "testing"},
     "xxhash": {"device"},
     "obstore": {"shared"},
     "mooncake": {"shared"},

@@ -9,7 +9,7 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "kv_cache_manager_v2"
 OPTIONAL = {
-    "prometheus_client", "zmq", "msgspec", "plotly", "rich", "cuda", "zstandard", "tokenizers", "xxhash", "opentelemetry", "obstore",
+    "prometheus_client", "zmq", "msgspec", "plotly", "rich", "cuda", "zstandard", "tokenizers", "xxhash", "obstore",
     "mooncake",
 }  # fmt: skip
 
@@ -37,7 +37,6 @@ def kvcm(*arguments):
     print("exit code", code)
 """
 EXPORTER = "library.PrometheusExporter(make_manager())"
-TRACER = "library.OpenTelemetryExporter(make_manager())"
 PUBLISHER = """
 events = library.KVCacheEventManager(100)
 manager = make_manager(events)
@@ -81,10 +80,12 @@ def run_without(absent: str, program: str) -> str:
     ("absent", "program", "said"),
     [
         ("prometheus_client", EXPORTER, "PrometheusExporter needs the package prometheus-client: pip install prometheus-client"),
-        ("opentelemetry", TRACER, "OpenTelemetryExporter needs the package opentelemetry-api: pip install opentelemetry-api"),
         ("zmq", PUBLISHER, "ImportError: KVCacheEventPublisher needs the package pyzmq: pip install pyzmq"),
         ("msgspec", PUBLISHER, "ImportError: KVCacheEventPublisher needs the package msgspec: pip install msgspec"),
-        ("msgspec", "library.read_batch(b'')", "ImportError: read_batch needs the package msgspec: pip install msgspec"),
+        (
+            "msgspec", "from kv_cache_manager_v2.testing import read_batch; read_batch(b'')",
+            "ImportError: read_batch needs the package msgspec: pip install msgspec",
+        ),
         ("plotly", REPLAY.format(", '--report', '/dev/null'"), "kvcm: --report needs the package plotly: pip install plotly"),
         ("rich", REPLAY.format(", '--live'"), "error: --live needs the package rich: pip install rich"),
         ("xxhash", DURABLE, "pip install xxhash"),

@@ -52,7 +52,7 @@ def everything() -> KVCacheManagerConfig:
         ],
         max_util_for_resume=0.5, enable_partial_reuse=False, constraints=[batch], typical_step=batch, initial_pool_ratio=[1.0, 2.0, 3.0],
         swa_scratch_reuse=SwaScratchReuseConfig(), reuse_match_backoff=3, reserve_null_slot=True, enable_stats=False,
-        miss_ratio_sampling=0.5,
+        block_times_sampling=0.5,
         snapshot_policy=SnapshotPolicy(every_num_blocks=4, at_close=True), max_state_replay_tokens=7, state_checkpoints=2,
         rebalance=RebalanceConfig(threshold=0.3), max_pinned_share=0.25, min_offload_priority=10, write_policy="through",
         max_sequence_length=4096,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 msgspec = pytest.importorskip("msgspec", reason="the extra `events` is not installed")
 
 from kv_cache_manager_v2.publishing.wire_event import AllBlocksCleared, BlockRemoved, BlockStored, WireEvent  # noqa: E402
-from kv_cache_manager_v2.publishing.wire_reader import read_batch  # noqa: E402
+from kv_cache_manager_v2.testing import read_batch  # noqa: E402
 from kv_cache_manager_v2.publishing.wire_writer import WireWriter  # noqa: E402
 
 # The batch below as vLLM's classes encode it.

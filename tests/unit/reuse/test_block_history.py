@@ -6,23 +6,34 @@ import pytest
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from kv_cache_manager_v2 import ReuseScope
-from kv_cache_manager_v2.events.removal_cause import CAPACITY, REQUESTED, UNREACHABLE
+from kv_cache_manager_v2 import ReuseScope, StatisticsClock
 from kv_cache_manager_v2.reuse.block import Block
 from kv_cache_manager_v2.reuse.block_history import BlockHistory
 from kv_cache_manager_v2.reuse.prefix_hash import hash_block
 from kv_cache_manager_v2.reuse.removal_history import IS_HERE, NOT_KNOWN
-from kv_cache_manager_v2.stats.reuse_log import BELOW, KEY_SHIFT, KIND_MASK
-from kv_cache_manager_v2.stats.reuse_sampler import ReuseSampler
+from kv_cache_manager_v2.stats.block_times import BlockTimes
 from kv_cache_manager_v2.storage.page_rows import PageRows
 
 TOKEN_BYTES = 4
 ROOT = -1
 
 
+class Ticks(StatisticsClock):
+    """One second later each time it is asked."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def seconds(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
 def make_history(num_life_cycles: int, sampling: float) -> tuple[BlockHistory, PageRows]:
     rows = PageRows(num_life_cycles, 10)
-    history = BlockHistory(rows, 1024, ReuseSampler(sampling) if sampling > 0.0 else None)
+    history = BlockHistory(rows, 1024, sampling)
+    if sampling > 0.0:
+        history.times = BlockTimes(Ticks())
     history.record_root(ROOT, ReuseScope())
     return history, rows
 
@@ -60,13 +71,13 @@ def test_a_run_is_noted_as_one_by_one(tokens_per_block: int, num_life_cycles: in
     assert at_once.num_blocks == one_by_one.num_blocks == 20
     scope = at_once.scope_of(ROOT)
     for history in (at_once, one_by_one):
-        history.record_lookup(blocks[-1].first_page, 20)
-        history.record_release(blocks[-1].first_page)
+        history.record_lookup(blocks[-1].first_page)
+        history.record_use(blocks[-1].first_page)
         # While there is one scope, the tree knows what is here.
         assert history.find(text, scope) == (IS_HERE if num_scopes == 2 else NOT_KNOWN)
-    assert at_once.sampler is not None and one_by_one.sampler is not None
-    assert at_once.sampler.num_queries == one_by_one.sampler.num_queries > 0
-    assert list(at_once.sampler.distances) == list(one_by_one.sampler.distances)
+    assert at_once.times is not None and one_by_one.times is not None
+    assert list(at_once.times.reuse_gaps.counts) == list(one_by_one.times.reuse_gaps.counts)
+    assert 0 < sum(at_once.times.reuse_gaps.counts) < 20
 
 
 def test_blocks_from_before_the_second_scope_are_known() -> None:
@@ -83,28 +94,8 @@ def test_blocks_from_before_the_second_scope_are_known() -> None:
 
 
 @pytest.mark.parametrize("as_path", [True, False])
-def test_the_full_size_is_the_mean_of_what_was_there_when_room_was_made(as_path: bool) -> None:
-    """Ten blocks: one is dropped on request, two for want of room (9 and 8 were there), one as it cannot be reached (7): 8 on average."""
-    history, rows = make_history(1, 0.0)
-    pages = [rows.add_block() for _ in range(10)]
-    for page, above in zip(pages, [ROOT, *pages]):
-        history.record_published(above, page, bytes(16))
-    assert history.compute_full_size() == 0.0
-    for count, cause in ((1, REQUESTED), (2, CAPACITY), (1, UNREACHABLE)):
-        gone = [pages.pop() for _ in range(count)]
-        if as_path:
-            history.record_path_removal(vec[i64](gone), count, cause)
-        else:
-            for page in gone:
-                history.record_removal(page, cause)
-    assert history.compute_full_size() == (9 + 8 + 7) / 3
-    history.forget_full_size()
-    assert history.compute_full_size() == 0.0
-
-
-@pytest.mark.parametrize("as_path", [True, False])
-def test_each_sampled_block_is_below_the_one_before_it(as_path: bool) -> None:
-    """All blocks are sampled: each is told of by itself, and from the second one on with the block above it just before."""
+def test_a_lookup_is_one_of_each_sampled_block_of_its_path(as_path: bool) -> None:
+    """All five blocks are sampled: the path to the third finds three, and the removal of all ends five lifetimes."""
     history, rows = make_history(1, 1.0)
     pages = [rows.add_block() for _ in range(5)]
     packed = random.Random(5).randbytes(5 * 16)
@@ -113,25 +104,29 @@ def test_each_sampled_block_is_below_the_one_before_it(as_path: bool) -> None:
     else:
         for ordinal, above in enumerate([ROOT, *pages[:4]]):
             history.record_published(above, pages[ordinal], packed[16 * ordinal : 16 * ordinal + 16])
-    assert history.sampler is not None
-    words = [int(word) for word in history.sampler.log.copy_words()]
-    assert [word & KIND_MASK == BELOW for word in words] == [False] + [True, False] * 4
-    keys = [word >> KEY_SHIFT for word in words]
-    published = [keys[0], *keys[2::2]]
-    assert len(set(published)) == 5 and keys[1::2] == published[:4]
+    history.record_lookup(pages[2])
+    times = history.times
+    assert times is not None and sum(times.reuse_gaps.counts) == 3
+    history.record_path_removal(vec[i64](pages[::-1]), 5, 0)
+    assert sum(times.lifetimes.counts) == 5 and history.num_blocks == 0
 
 
-def test_an_empty_path_tells_nothing_of_blocks() -> None:
-    """A prompt of which no block is here, or a sequence without one, ends at the root: no sampled block was asked for, held or released.
-    Also without a sampler, and where all rows are blocks that are sampled."""
+def test_blocks_from_before_the_clock_have_no_times() -> None:
+    history, rows = make_history(1, 0.0)
+    pages = [rows.add_block() for _ in range(2)]
+    history.record_published(ROOT, pages[0], bytes(16))
+    history.times = times = BlockTimes(Ticks())
+    history.record_lookup(pages[0])
+    history.record_removal(pages[0], 0)
+    assert sum(times.reuse_gaps.counts) == sum(times.lifetimes.counts) == 0
+
+
+def test_an_empty_path_has_no_blocks_to_look_up() -> None:
+    """A prompt of which no block is here, or a sequence without one, ends at the root. Also without a clock."""
     for sampling in (0.0, 1.0):
         history, rows = make_history(1, sampling)
         pages = [rows.add_block() for _ in range(5)]
         history.record_published_run(ROOT, vec[i64](pages), memoryview(bytes(range(80))))
-        before = [] if history.sampler is None else list(history.sampler.log.copy_words())
-        history.record_lookup(ROOT, 0)
-        history.record_held(ROOT)
-        history.record_release(ROOT)
-        if history.sampler is not None:
-            assert list(history.sampler.log.copy_words()) == before
-            assert history.sampler.num_found == 0
+        history.record_lookup(ROOT)
+        history.record_use(ROOT)
+        assert history.times is None or sum(history.times.reuse_gaps.counts) == 0

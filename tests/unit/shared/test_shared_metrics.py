@@ -7,9 +7,7 @@ import pytest
 from fake_valkey_server import FakeServer
 from shared_models import Rank, Server
 
-from kv_cache_manager_v2 import OpenTelemetryExporter, PrometheusExporter
-from kv_cache_manager_v2.metrics.open_telemetry_names import NAMES
-from kv_cache_manager_v2.metrics.shared_samples import sample_shared
+from kv_cache_manager_v2 import PrometheusExporter
 from kv_cache_manager_v2.shared import MemoryStore, StoreError, ValkeyStore
 
 prometheus_client = pytest.importorskip("prometheus_client", reason="the extra `metrics` is not installed")
@@ -122,19 +120,6 @@ def test_dropped_pages_have_a_cause(caplog: pytest.LogCaptureFixture) -> None:
         assert scrape["dropped_pages_total{cause=slots}"] == 2
         assert [record for record in caplog.records if "all staging slots are in use" in record.getMessage()]
         scrape.exporter.close()
-
-
-def test_every_metric_has_a_name_in_open_telemetry_and_a_closed_level_keeps_its_numbers() -> None:
-    pytest.importorskip("opentelemetry", reason="the extra `otel` is not installed")
-    assert {metric.name for metric in sample_shared(None)} <= set(NAMES)
-    with Rank(MemoryStore()) as rank:
-        rank.run(TEXT)
-        rank.drain()
-        exporter = OpenTelemetryExporter(rank.manager, shared_level=rank.level)
-        rank.level.close()
-        found = {metric.name: metric.samples for metric in exporter._sample()}
-        assert (("stored",), 4.0) in found["kvcm_shared_pages"]
-        exporter.close()
 
 
 def test_what_is_no_shared_level_is_refused_and_nothing_is_registered() -> None:

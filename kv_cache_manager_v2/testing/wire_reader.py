@@ -8,8 +8,8 @@ from mypy_extensions import mypyc_attr
 from ..base.given import Given
 from ..base.missing_package import missing_package
 from ..base.value import Value
-from .wire_event import AllBlocksCleared, BlockRemoved, BlockStored, ExtraKeys, WireEvent
-from .wire_writer import SALT_MARK
+from ..publishing.wire_event import AllBlocksCleared, BlockRemoved, BlockStored, ExtraKeys, WireEvent
+from ..publishing.wire_writer import SALT_MARK
 
 _STORED_FIELDS: Final = (
     "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name", "extra_keys", "group_idx",
