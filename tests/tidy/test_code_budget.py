@@ -26,6 +26,7 @@ def test_a_raise_names_its_feature_and_what_it_replaced() -> None:
 def test_what_counts_as_a_line_of_code() -> None:
     text = '"""A module."""\n\nimport sys\nfrom a import (\n    b,\n)\n\n# a comment\n\n\ndef f():\n    """Docs,\n    two lines."""\n'
     assert code_lines(text) == 1  # def f()
+    assert code_lines('class C:\n    __slots__ = (\n        "a",\n    )\n    a: int\n') == 2
     assert code_lines(text + '    x = """a\n\n    b"""  # why\n    return (\n        x\n    )\n') == 1 + 3 + 3
 
 
