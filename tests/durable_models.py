@@ -36,7 +36,6 @@ def durable_config(
     windows: Sequence[int | None] = (None,),
     model_id: ModelId = ModelId("a model"),
     more_paths: Sequence[str] = (),
-    shares: Sequence[int] = (),
     read_only: bool = False,
     policy: EvictionPolicy = EvictionPolicy.LRU,
     **settings: Any,
@@ -52,7 +51,6 @@ def durable_config(
         True,
         model_id,
         more_paths=tuple(more_paths),
-        shares=tuple(shares),
         read_only=read_only,
     )
     tiers.append(disk)

@@ -271,7 +271,7 @@ CALLS: dict[str, Callable[[World], Example]] = {
         library.DiskCacheTierConfig,
         {
             "quota": 4096, "path": "/tmp", "eviction_policy": library.EvictionPolicy.LRU, "durable": True,
-            "model_id": library.ModelId("a model"), "min_reuse_probability": 0.0, "more_paths": ("/var",), "shares": (2, 1),
+            "model_id": library.ModelId("a model"), "min_reuse_probability": 0.0, "more_paths": ("/var",),
             "read_only": True,
         },
     ),

@@ -241,7 +241,7 @@ class Samples:
             MemoryRange(device, tiers.HOST_MEM, 1 << 16),
             OsFiles(),
             ReadOnlyFiles(),
-            StripedFiles(OsFiles(), Stripe([self._folder.name], [1], 512)),
+            StripedFiles(OsFiles(), Stripe([self._folder.name], 512)),
             wakeup,
             KVCacheEventIndex(),
             PrometheusExporter(manager, registry=prometheus_client.CollectorRegistry()),

@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 
 from mypy_extensions import mypyc_attr
 
-from ..base.checks import require_path, to_int, to_text
+from ..base.checks import require_path, to_text
 from ..base.ids import CacheTier
 from .config_value import ConfigValue, given, take_float, take_int, take_optional_int, take_text, to_tuple, validate_bool
 from .eviction_policy import EvictionPolicy, to_eviction_policy
@@ -23,7 +23,6 @@ from .model_id import ModelId
 
 DEFAULT_GROWTH: Final = 8
 LEAST_MAX_QUOTA: Final = 64 << 20
-MOST_SHARES: Final = 64
 
 
 @dataclass(frozen=True)
@@ -76,8 +75,8 @@ class DiskCacheTierConfig(ConfigValue):
     ``durable``: the level outlives the process. Published pages are written to it as they are published, and the next manager with
     an equal ``model_id`` and equal layers finds them again. It is the last tier; it needs the package ``xxhash``.
 
-    ``more_paths``: of a durable level that lies on several disks, in a fixed order. ``shares``: how the bytes are divided among ``path``
-    and these, fixed when the folder is made; without them, by how fast each takes bytes then.
+    ``more_paths``: of a durable level that lies on several disks, in a fixed order. Slots go to
+    ``path`` and these in turn.
 
     ``read_only``: a durable level that another process writes, or has written: what it has when the manager is made is read, nothing there
     is changed, and no page goes there.
@@ -90,7 +89,6 @@ class DiskCacheTierConfig(ConfigValue):
     model_id: ModelId | None = None
     min_reuse_probability: float = 0.0
     more_paths: tuple[str, ...] = ()
-    shares: tuple[int, ...] = ()
     read_only: bool = False
 
     def __post_init__(self) -> None:
@@ -135,10 +133,7 @@ class DiskCacheTierConfig(ConfigValue):
 def _take_paths(tier: DiskCacheTierConfig) -> None:
     name = "DiskCacheTierConfig.more_paths"
     more = [to_text(path, f"each of {name}") for path in to_tuple(given(tier, "more_paths"), name)]
-    shares_name = "DiskCacheTierConfig.shares"
-    shares = [int(to_int(share, f"each of {shares_name}")) for share in to_tuple(given(tier, "shares"), shares_name)]
     object.__setattr__(tier, "more_paths", tuple(more))
-    object.__setattr__(tier, "shares", tuple(shares))
     if len(more) > 0 and not tier.durable:
         raise ValueError(f"{name} has {len(more)} paths and durable is False: only a durable level lies on several; give one path")
     for path in tier.paths:
@@ -146,10 +141,6 @@ def _take_paths(tier: DiskCacheTierConfig) -> None:
     places = [os.path.realpath(path) for path in tier.paths]
     if "" in more or len(set(places)) < len(places):
         raise ValueError(f"DiskCacheTierConfig has the paths {', '.join([repr(path) for path in tier.paths])}: each must be another folder")
-    if len(shares) > 0 and len(shares) != len(tier.paths):
-        raise ValueError(f"{shares_name} has {len(shares)} numbers for {len(tier.paths)} paths: give one for each, path first, or none")
-    if len(shares) > 0 and not all([1 <= share <= MOST_SHARES for share in shares]):
-        raise ValueError(f"{shares_name} is {tuple(shares)}: each must be from 1 to {MOST_SHARES}")
 
 
 CacheTierConfig: TypeAlias = GpuCacheTierConfig | HostCacheTierConfig | DiskCacheTierConfig

@@ -140,7 +140,7 @@ class DiskFile:
 
     def begins_unit(self, address: int) -> bool:
         """Whether the bytes before that address may lie in another folder."""
-        return self.watch is not None and self.watch.stripe is not None and (address - self.address) % self.watch.stripe.unit_bytes == 0
+        return self.watch is not None and self.watch.stripe is not None and (address - self.address) % self.watch.stripe.slot_bytes == 0
 
     def path_at(self, address: int) -> str:
         """The folder or file that has that byte."""

@@ -129,7 +129,7 @@ def _bound_piece(file: DiskFile, address: int, num_bytes: int) -> int:
     if file.watch is not None:
         offset = address - file.address
         num_bytes = min(num_bytes, int(file.watch.chunk_end(offset)) - offset)
-        # A chunk is in one slot, and a unit of a file in several folders is some slots: no chunk is in two folders.
+        # A chunk is in one slot, and a slot in one folder.
     return min(num_bytes, MAX_EXTENT_BYTES)
 
 

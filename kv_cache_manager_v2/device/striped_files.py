@@ -80,10 +80,9 @@ class StripedFiles(FilePort):
                 self._port.discard(part, beg, length - beg, True)
 
     def free_bytes(self, path: str) -> int:
-        """As many as the whole file can grow by: the folder with the least room for its share decides."""
-        stripe = self._stripe
-        total = sum(stripe.shares)
-        return min([self._port.free_bytes(folder) * total // stripe.shares[index] for index, folder in enumerate(stripe.folders)])
+        """As many as the whole file can grow by: the folder with the least room decides."""
+        folders = self._stripe.folders
+        return min([self._port.free_bytes(folder) for folder in folders]) * len(folders)
 
     def sync(self, file: int) -> None:
         for part in self._parts:

@@ -26,14 +26,14 @@ from ..device.checksum import hash_bytes
 from ..device.file_bytes import read_file, write_file
 from ..device.file_port import FilePort
 from .folder_lock import name_holder, take_lock
-from .folder_parts import PART_NAME, FolderParts, PathShares, replace_file
+from .folder_parts import PART_NAME, FolderParts, replace_file
 from .index_files import load_state, number_of
 from .index_state import IndexSnapshot, IndexState
 from .record_format import MAGIC, frame
 from .snapshot_file import SnapshotFile
 
 FORMAT: Final = 2
-FORMAT_OF_PARTS: Final = 3
+FORMAT_OF_PARTS: Final = 4
 """Of a level on several paths."""
 FOLDER_PREFIX: Final = "kvcm-"
 IDENTITY_NAME: Final = "identity.json"
@@ -68,11 +68,11 @@ class CacheFolder:
     _old_names: list[str]
     """Of files that the next snapshot replaces."""
 
-    def __init__(self, files: FilePort, given: PathShares, identity: str, layout: str, is_read_only: bool = False) -> None:
+    def __init__(self, files: FilePort, paths: list[str], identity: str, layout: str, is_read_only: bool = False) -> None:
         """`ValueError` for a folder of another layout or format, `LogicError` while another manager has it, `StorageIOError` where the
         disk refuses."""
         self.files = files
-        self.parts = FolderParts(files, folder_name(identity), given, is_read_only)
+        self.parts = FolderParts(files, folder_name(identity), paths, is_read_only)
         self.path = self.parts.folders[0]
         self._lock = -1
         self._log = -1

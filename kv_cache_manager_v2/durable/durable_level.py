@@ -140,7 +140,7 @@ class DurableLevel:
             group = DurableGroup(number, num_slots[number])
             for num_bytes in sizes:
                 pool = DurablePool(self, group, num_bytes, num_slots[number])
-                pool.stripe = folder.parts.stripe(number, num_bytes)
+                pool.stripe = folder.parts.stripe(num_bytes)
                 pool.is_read_only = folder.is_read_only
                 group.pools.append(pool)
                 group.num_chunks += pool.chunks_per_slot

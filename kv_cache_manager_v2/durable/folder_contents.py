@@ -77,12 +77,11 @@ class FolderContents:
         """What is wrong with the folder of that path; empty if it is that part of this level."""
         return find_part_fault(files, self.part_folders, self._parts, number)
 
-    def stripe(self, pool_group: int, slot_bytes: int) -> Stripe | None:
+    def stripe(self, slot_bytes: int) -> Stripe | None:
         """How the slots of a pool lie in the parts; None for a single path."""
         if len(self.part_folders) == 1:
             return None
-        shares = [int(share) for share in self._parts["shares"]]
-        return Stripe(self.part_folders, shares, int(self._parts["unit_slots"][pool_group]) * slot_bytes)
+        return Stripe(self.part_folders, slot_bytes)
 
     def list_scopes(self) -> list[ScopeFigures]:
         """The scopes that have pages, in the order in which they came."""
@@ -222,9 +221,7 @@ def _read_identity(files: FilePort, path: str) -> tuple[dict[str, Any], dict[str
 
 def _are_parts(parts: dict[str, Any]) -> bool:
     paths = parts.get("paths")
-    if not isinstance(paths, list) or not all([isinstance(path, str) for path in paths]) or "set" not in parts:
-        return False
-    return _are_sizes(parts.get("shares")) and len(parts["shares"]) == len(paths) and _are_sizes(parts.get("unit_slots"))
+    return isinstance(paths, list) and all([isinstance(path, str) for path in paths]) and "set" in parts
 
 
 def _are_sizes(sizes: object) -> bool:

@@ -1,11 +1,11 @@
 """The parts of a durable level that lies on several paths: one folder of the same name on each, of which the first has the index.
 
-    <first path>/kvcm-<identity>/     all that `CacheFolder` says; identity.json names the parts, their shares and the set they are
+    <first path>/kvcm-<identity>/     all that `CacheFolder` says; identity.json names the parts and the set they are
     <other path>/kvcm-<identity>/     lock   part.json   data-<group>-<pool>
 
-Shares are fixed when the folder is made, by how fast each path takes bytes then, unless they are given. Pages go to the parts by slot
-(`Stripe`), so paths that are missing, foreign or in another order would give other bytes: all of them are named and refused, and nothing is
-changed. A part is known by the number of its set, whatever its path is called now; a manager that writes notes the present paths.
+Pages go to the parts by slot (`Stripe`), so paths that are missing, foreign or in another order would give other bytes: all of them are
+named and refused, and nothing is changed. A part is known by the number of its set, whatever its path is called now; a manager that
+writes notes the present paths.
 """
 
 import json
@@ -17,7 +17,6 @@ from mypy_extensions import mypyc_attr
 from ..base.errors import LogicError
 from ..device.file_bytes import read_file, write_file
 from ..device.file_port import FilePort
-from ..device.path_bandwidth import measure_shares
 from ..device.stripe import Stripe
 from .folder_lock import LOCK_NAME, name_holder, take_lock
 
@@ -26,50 +25,28 @@ PART_NAME: Final = "part.json"
 
 @final
 @mypyc_attr(native_class=True)
-class PathShares:
-    """What the configuration says. ``paths``: all of them; ``shares``: empty if they are to be measured; ``unit_slots``: by pool group,
-    for a folder that is made now."""
-
-    __slots__ = ("paths", "shares", "unit_slots")
-
-    paths: Final[list[str]]
-    shares: Final[list[int]]
-    unit_slots: Final[list[int]]
-
-    def __init__(self, paths: list[str], shares: list[int], unit_slots: list[int]) -> None:
-        self.paths = paths
-        self.shares = shares
-        self.unit_slots = unit_slots
-
-
-@final
-@mypyc_attr(native_class=True)
 class FolderParts:
     """The folders on all paths, the first one included; those of the other paths are locked until `close`, unless they
     are only read."""
 
-    __slots__ = ("folders", "shares", "unit_slots", "_files", "_paths", "_set", "_locks", "_is_read_only")
+    __slots__ = ("folders", "_files", "_paths", "_set", "_locks", "_is_read_only")
 
     folders: Final[list[str]]
-    shares: list[int]
-    unit_slots: list[int]
     _files: Final[FilePort]
     _paths: Final[list[str]]
     _set: str
     _locks: Final[list[int]]
     _is_read_only: Final[bool]
 
-    def __init__(self, files: FilePort, name: str, given: PathShares, is_read_only: bool = False) -> None:
+    def __init__(self, files: FilePort, name: str, paths: list[str], is_read_only: bool = False) -> None:
         """`ValueError` for a path that is not there; it opens nothing."""
-        for path in given.paths:
+        for path in paths:
             if not os.path.isdir(path):
                 way_out = "it is a file: name a folder" if os.path.exists(path) else "create it first, or mount the disk that has it"
                 raise ValueError(f"there is no folder {path!r} for the durable level; {way_out}")
-        self.folders = [os.path.join(path, name) for path in given.paths]
-        self.shares = given.shares
-        self.unit_slots = given.unit_slots
+        self.folders = [os.path.join(path, name) for path in paths]
         self._files = files
-        self._paths = given.paths
+        self._paths = paths
         self._set = ""
         self._locks = []
         self._is_read_only = is_read_only
@@ -104,8 +81,6 @@ class FolderParts:
             self._files.make_folder(folder)
             self._lock(folder)
             self._require_free(folder)
-        if len(self.shares) == 0:
-            self.shares = measure_shares(self._files, self.folders)
         self._set = os.urandom(8).hex()
         return self._write_parts()
 
@@ -120,7 +95,7 @@ class FolderParts:
             if number > 0:
                 part = {"set": self._set, "part": number, "paths": self._paths}
                 replace_file(self._files, folder, PART_NAME, json.dumps(part, indent=1).encode())
-        return {"set": self._set, "paths": self._paths, "shares": self.shares, "unit_slots": self.unit_slots}
+        return {"set": self._set, "paths": self._paths}
 
     def join(self, recorded: object) -> None:
         """Open the parts of a level that is there. ``recorded``: what identity.json says of them."""
@@ -134,13 +109,6 @@ class FolderParts:
                 f"it was made with {len(recorded_paths)} paths, {', '.join(recorded_paths)}, and {len(self.folders)} "
                 f"{'is' if len(self.folders) == 1 else 'are'} given: give all of them, in that order, and no other"
             )
-        recorded_shares = [int(share) for share in recorded["shares"]]
-        if len(self.shares) > 0 and not _are_alike(self.shares, recorded_shares):
-            raise ValueError(
-                f"it was made with the shares {recorded_shares}, and {self.shares} are given: shares are fixed when the folder is made"
-            )
-        self.shares = recorded_shares
-        self.unit_slots = [int(count) for count in recorded["unit_slots"]]
         self._set = str(recorded["set"])
         for number in range(1, len(self.folders)):
             self._join_part(number, recorded_paths)
@@ -174,11 +142,11 @@ class FolderParts:
 
     # -- in use ---------------------------------------------------------------------------------------------------------
 
-    def stripe(self, pool_group: int, slot_bytes: int) -> Stripe | None:
+    def stripe(self, slot_bytes: int) -> Stripe | None:
         """How the slots of a pool lie in the parts; None for a single path."""
         if len(self.folders) == 1:
             return None
-        return Stripe(self.folders, self.shares, self.unit_slots[pool_group] * slot_bytes)
+        return Stripe(self.folders, slot_bytes)
 
     def is_ours(self, number: int) -> bool:
         """Whether the folder on that path has its part of this level, as it had when it was opened. The first one has none."""
@@ -191,11 +159,6 @@ class FolderParts:
         """Unlock the parts. Twice is fine."""
         while self._locks:
             self._files.close_file(self._locks.pop())
-
-
-def _are_alike(shares: list[int], others: list[int]) -> bool:
-    """Whether both divide alike: (4, 2) as (2, 1)."""
-    return len(shares) == len(others) and all([shares[n] * others[0] == others[n] * shares[0] for n in range(len(shares))])
 
 
 def read_part(files: FilePort, folder: str) -> dict[str, Any] | None:

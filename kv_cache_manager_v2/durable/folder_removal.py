@@ -11,7 +11,7 @@ from ..device.file_port import FilePort
 from .cache_folder import IDENTITY_NAME, CacheFolder, folder_name
 from .folder_contents import FolderContents, find_part_fault, list_part_folders, read_parts
 from .folder_lock import LOCK_NAME, name_holder
-from .folder_parts import PART_NAME, PathShares
+from .folder_parts import PART_NAME
 from .index_files import number_of
 from .record_format import encode_clear_scope
 
@@ -120,7 +120,7 @@ def remove_scopes(files: FilePort, contents: FolderContents, salts: list[int | s
             f"the folder's name is not that of the identity in it, {folder_name(identity)}; rename it, or remove it as a whole"
         )
     paths = [parent, *[os.path.dirname(folder) for folder in contents.part_folders[1:]]]
-    folder = CacheFolder(files, PathShares(paths, [], []), identity, json.dumps(contents.layout))
+    folder = CacheFolder(files, paths, identity, json.dumps(contents.layout))
     try:
         folder.append(b"".join([encode_clear_scope(None, salt) for salt in salts]))
     except OSError:

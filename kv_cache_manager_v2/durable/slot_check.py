@@ -61,7 +61,7 @@ class SlotCheck:
         if len(data) < num_bytes:
             return f"{name} ends before its slot"
         if hash_bytes(data) != page.checksums[position]:
-            stripe = self._contents.stripe(pool_group, self._contents.slot_bytes[pool_group][pool])
+            stripe = self._contents.stripe(self._contents.slot_bytes[pool_group][pool])
             path = name if stripe is None else stripe.path_at(name, offset)
             return f"{num_bytes} bytes at offset {offset} of {path} are not what was written"
         return ""
@@ -69,7 +69,7 @@ class SlotCheck:
     def _find_file(self, pool_group: int, pool: int, name: str) -> int:
         place = (pool_group, pool)
         if place not in self._open:
-            stripe = self._contents.stripe(pool_group, self._contents.slot_bytes[pool_group][pool])
+            stripe = self._contents.stripe(self._contents.slot_bytes[pool_group][pool])
             files = self._files if stripe is None else StripedFiles(self._files, stripe)
             self._ports[place] = files
             try:

@@ -1,7 +1,7 @@
 """Opening the durable level of a configuration: whose folder it is, and what must be equal for its slots to be read."""
 
 import json
-from typing import Final
+import os
 
 from ..config.cache_tier_config import DiskCacheTierConfig
 from ..config.manager_config import KVCacheManagerConfig
@@ -12,18 +12,18 @@ from ..device.port import Device
 from ..device.read_only_files import ReadOnlyFiles
 from ..durable.cache_folder import CacheFolder
 from ..durable.durable_level import DurableLevel
-from ..durable.folder_parts import PathShares
 from ..durable.index_state import IndexState
 from ..layout.registry import LifeCycleRegistry
 from ..layout.sizing import plan_slot_counts
 from ..layout.slot_layout import SlotLayout, compute_slot_layout
 from ..storage.level_slots import LevelSlots
-from .disk_paths import list_absolute_paths
 
 
-_UNIT_BYTES: Final = 1 << 20
-_LEAST_ROUNDS: Final = 4
-"""Of all shares, over the slots of a level."""
+
+def list_absolute_paths(tier: DiskCacheTierConfig) -> list[str]:
+    """The paths from the working folder of this moment, ``path`` first: they name the same folders when the process changes its working
+    folder later. ".." and links are left to the file system."""
+    return [path if os.path.isabs(path) else os.path.join(os.getcwd(), path) for path in tier.paths]
 
 
 def describe_identity(model_id: ModelId, config: KVCacheManagerConfig) -> str:
@@ -76,20 +76,12 @@ def open_durable(device: Device, config: KVCacheManagerConfig, layout: SlotLayou
         raise ValueError(f"cache_tiers[{last}] is durable, and {device.name} has no files that outlive the process; use another device")
     require_xxhash()
     slot_bytes = [layout.slot_bytes(index) for index in range(layout.num_pool_groups)]
-    given = _choose_units(tier, slot_bytes, levels[last].num_slots)
     if tier.read_only:
         files = ReadOnlyFiles()
-    folder = CacheFolder(files, given, describe_identity(tier.model_id, config), describe_layout(layout), tier.read_only)
+    folder = CacheFolder(
+        files, list_absolute_paths(tier), describe_identity(tier.model_id, config), describe_layout(layout), tier.read_only
+    )  # fmt: skip
     levels[last].durable = DurableLevel(last, folder, slot_bytes, levels[last].num_slots)
-
-
-def _choose_units(tier: DiskCacheTierConfig, slot_bytes: list[tuple[int, ...]], num_slots: tuple[int, ...]) -> PathShares:
-    """Of several paths: how many neighbouring slots lie together. A megabyte is one request to a disk; fewer where there are few slots."""
-    most = max(list(tier.shares), default=1) * len(tier.paths)
-    units: list[int] = []
-    for group, sizes in enumerate(slot_bytes):
-        units.append(max(min(_UNIT_BYTES // max(sizes), num_slots[group] // (_LEAST_ROUNDS * most)), 1))
-    return PathShares(list_absolute_paths(tier), list(tier.shares), units)
 
 
 def write_folder(device: Device, config: KVCacheManagerConfig, pieces: list[bytes]) -> None:
@@ -105,8 +97,7 @@ def write_folder(device: Device, config: KVCacheManagerConfig, pieces: list[byte
     for piece in pieces:
         state.apply(piece)
     layout = compute_slot_layout(config, LifeCycleRegistry(config))
-    given = PathShares(list_absolute_paths(tier)[:1], [], [])
-    folder = CacheFolder(files, given, describe_identity(tier.model_id, config), describe_layout(layout))
+    folder = CacheFolder(files, list_absolute_paths(tier)[:1], describe_identity(tier.model_id, config), describe_layout(layout))
     try:
         folder.append(b"".join(state.encode()))
         if tier.read_only:

@@ -21,7 +21,7 @@ from ..layout.sizing import plan_slot_counts
 from ..layout.slot_layout import SlotLayout
 from ..storage.page_fill import DebugFill
 from ..storage.level_slots import LevelSlots
-from .disk_paths import list_absolute_paths
+from .durable_opening import list_absolute_paths
 
 
 def plan_levels(layout: SlotLayout, config: KVCacheManagerConfig) -> list[LevelSlots]:

@@ -414,4 +414,4 @@ def _make_folder(tier: DiskCacheTierConfig) -> TemporaryDirectory[str]:
 
 
 def _move_last_tier(config: KVCacheManagerConfig, tier: DiskCacheTierConfig, path: str) -> KVCacheManagerConfig:
-    return replace(config, cache_tiers=[*config.cache_tiers[:-1], replace(tier, path=path, more_paths=(), shares=())])
+    return replace(config, cache_tiers=[*config.cache_tiers[:-1], replace(tier, path=path, more_paths=())])

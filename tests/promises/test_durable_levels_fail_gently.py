@@ -169,7 +169,7 @@ def test_a_further_path_may_vanish_while_in_use(
     paths = [tmp_path / name for name in ("a", "b", "c")]
     for path in paths:
         path.mkdir()
-    config = durable_config(str(paths[0]), more_paths=[str(path) for path in paths[1:]], shares=(1, 1, 1))
+    config = durable_config(str(paths[0]), more_paths=[str(path) for path in paths[1:]])
     process = Process(config)
     assert process.run(PROMPTS[0]) == 0
     process.settle()
@@ -253,7 +253,7 @@ def test_a_path_that_is_back_has_what_was_not_forgotten(tmp_path: Path) -> None:
     paths = [tmp_path / name for name in ("a", "b")]
     for path in paths:
         path.mkdir()
-    config = durable_config(str(paths[0]), more_paths=[str(paths[1])], shares=(1, 1))
+    config = durable_config(str(paths[0]), more_paths=[str(paths[1])])
     process = Process(config, journal=str(tmp_path / "journal"))
     process.run(PROMPTS[0], TENANT)
     process.settle()

@@ -14,7 +14,6 @@ from kv_cache_manager_v2.device.os_files import OsFiles
 from kv_cache_manager_v2.device.read_only_files import ReadOnlyFiles
 from kv_cache_manager_v2.durable.cache_folder import CacheFolder
 from kv_cache_manager_v2.durable.folder_contents import FolderContents, find_folders
-from kv_cache_manager_v2.durable.folder_parts import PathShares
 from kv_cache_manager_v2.durable.record_format import encode_free
 
 SIZE = TOKENS_PER_BLOCK
@@ -30,7 +29,7 @@ def free_page(folder: Path, place: tuple[int, int]) -> None:
     """From now on the index says that nothing of use lies there: as if another page had been begun in the slot."""
     contents = read_folder(folder)
     identity = json.dumps(contents.identity, sort_keys=True)
-    opened = CacheFolder(OsFiles(), PathShares([os.path.dirname(contents.path)], [], []), identity, json.dumps(contents.layout))
+    opened = CacheFolder(OsFiles(), [os.path.dirname(contents.path)], identity, json.dumps(contents.layout))
     opened.append(encode_free(place[1], place[0]))
     opened.close()
 

@@ -61,7 +61,6 @@ def test_killed_at_any_write(seed: int, tmp_path: Path) -> None:
         disk_slots=choices.choice((12, 24, 80)),
         windows=choices.choice(((None,), (None,), (8,))),
         more_paths=[] if seed % 3 > 0 else _make_paths(tmp_path),
-        shares=[] if seed % 3 > 0 else [2, 1],
     )
     for _crash in range(3):
         process, files = next_process(disk, config, choices.randrange(1, 200))

@@ -12,7 +12,6 @@ from mypy_extensions import i64
 from kv_cache_manager_v2 import LogicError
 from kv_cache_manager_v2.device.os_files import OsFiles
 from kv_cache_manager_v2.durable.cache_folder import CacheFolder
-from kv_cache_manager_v2.durable.folder_parts import PathShares
 from kv_cache_manager_v2.durable.index_state import IndexSnapshot, IndexState
 from kv_cache_manager_v2.durable.record_format import PACKED, encode_node, encode_page, encode_root
 
@@ -20,8 +19,8 @@ IDENTITY = json.dumps({"name": "a model"})
 LAYOUT = json.dumps({"slots": [[64]]})
 
 
-def one_path(path: object) -> PathShares:
-    return PathShares([str(path)], [], [])
+def one_path(path: object) -> list[str]:
+    return [str(path)]
 
 
 def open_folder(disk: LossyDisk, parent: str, layout: str = LAYOUT) -> CacheFolder:

@@ -14,7 +14,6 @@ from lossy_files import LossyDisk, LossyFiles
 from mypy_extensions import i64
 
 from kv_cache_manager_v2.durable.cache_folder import CacheFolder
-from kv_cache_manager_v2.durable.folder_parts import PathShares
 from kv_cache_manager_v2.durable.index_compaction import IndexCompaction
 from kv_cache_manager_v2.durable.index_state import IndexState
 from kv_cache_manager_v2.durable.record_format import (
@@ -35,7 +34,7 @@ NUM_SLOTS = 6
 
 
 def open_folder(disk: LossyDisk, parent: str, kill_at: int = 1 << 60) -> CacheFolder:
-    return CacheFolder(LossyFiles(disk, kill_at), PathShares([parent], [], []), IDENTITY, LAYOUT)
+    return CacheFolder(LossyFiles(disk, kill_at), [parent], IDENTITY, LAYOUT)
 
 
 def describe(state: IndexState) -> tuple[object, ...]:
@@ -266,7 +265,7 @@ class FullFiles(LossyFiles):
 def test_a_full_disk_leaves_the_older_files(part: str, tmp_path: object) -> None:
     disk = LossyDisk()
     files = FullFiles(disk)
-    folder = CacheFolder(files, PathShares([str(tmp_path)], [], []), IDENTITY, LAYOUT)
+    folder = CacheFolder(files, [str(tmp_path)], IDENTITY, LAYOUT)
     tree = Tree(1)
     appended = [tree.make_records() for _record in range(60)]
     for records in appended:

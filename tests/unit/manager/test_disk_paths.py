@@ -8,7 +8,7 @@ from durable_models import PROMPTS, Process, durable_config
 from tiered_models import Bench, tiered_config
 
 from kv_cache_manager_v2 import DiskCacheTierConfig, HostDevice, ModelId
-from kv_cache_manager_v2.manager.disk_paths import list_absolute_paths
+from kv_cache_manager_v2.manager.durable_opening import list_absolute_paths
 
 
 def make_folders(parent: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

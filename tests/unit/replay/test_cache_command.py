@@ -400,7 +400,7 @@ def test_a_level_of_which_one_part_refuses_stays_whole(tmp_path: Path, capsys: p
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()
     second.mkdir()
-    path = fill(first, more_paths=(str(second),), shares=(1, 1))
+    path = fill(first, more_paths=(str(second),))
     part = str(second / os.path.basename(path))
     (Path(part) / "notes").write_text("keep")
     before = [files_of(path), files_of(part)]
