@@ -8,7 +8,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -23,8 +23,11 @@ from ..manager.kv_cache import KVCache
 from ..manager.kv_cache_manager import KVCacheManager
 from ..reuse.block_hashes import compute_block_hashes
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Of the bytes of an offer and of the agents' messages; a peer with another one is refused by name."""
+
+SECRET_DIGITS: Final = 32
+"""Hexadecimal ones: 128 bits."""
 
 READ: Final = "read"
 WRITE: Final = "write"
@@ -55,7 +58,8 @@ class PageOffer:
     """The pages of one sequence's first ``num_tokens`` tokens, as a peer needs to know them.
 
     ``pages``: by layer group, (block, slot) of each page. ``model`` and ``heads``: of the agent's `ModelId`. ``prefix_hash``: of the
-    tokens, so that no peer takes another prompt's pages. ``access``: what the peer may do, "read" or "write".
+    tokens, so that no peer takes another prompt's pages. ``access``: what the peer may do, "read" or "write". ``secret``: 128 bits that
+    each message about these pages must have. A peer that has the offer has the secret: send offers to peers that may have the pages.
     """
 
     number: str
@@ -72,6 +76,7 @@ class PageOffer:
     device: int
     buffers: tuple[BufferPlace, ...]
     pages: tuple[tuple[tuple[int, int], ...], ...]
+    secret: str = field(repr=False)
 
     def to_bytes(self) -> bytes:
         """As a request carries it."""
@@ -105,10 +110,11 @@ def read_offer(data: bytes | PageOffer) -> PageOffer:
 
 def _check(offer: PageOffer) -> None:
     """`ValueError` for values that no agent writes."""
-    texts = [offer.number, offer.agent, offer.model, offer.prefix_hash]
+    texts = [offer.number, offer.agent, offer.model, offer.prefix_hash, offer.secret]
     limit = len(offer.pages) if isinstance(offer.pages, tuple) else 0
     is_sound = (
         all([isinstance(text, str) for text in texts])
+        and len(offer.secret) == SECRET_DIGITS
         and offer.access in (READ, WRITE)
         and isinstance(offer.metadata, bytes)
         and isinstance(offer.lease_seconds, (int, float))
@@ -310,3 +316,26 @@ def _merge(ours: Ranges, theirs: Ranges) -> tuple[Ranges, Ranges]:
     merged_ours[:, 1] = lengths
     merged_theirs[:, 1] = lengths
     return merged_ours, merged_theirs
+
+
+def only_their_blocks(ours: PageOffer, theirs: PageOffer) -> PageOffer:
+    """Without the pages that the peer has no use for: of blocks that it found by reuse, or that are out of its window."""
+    groups_there = {place.layer_id: place.layer_group_id for place in theirs.buffers}
+    pages = list(ours.pages)
+    for place in ours.buffers:
+        group = groups_there.get(place.layer_id)
+        if group is not None:
+            wanted = {block for block, _slot in theirs.pages[group]}
+            have = {block for block, _slot in ours.pages[place.layer_group_id]}
+            if not wanted <= have:
+                missing = min(wanted - have)
+                raise ValueError(f"agent {theirs.agent!r} asks for block {missing} of layer {place.layer_id}, which has no page here")
+            pages[place.layer_group_id] = tuple([page for page in ours.pages[place.layer_group_id] if page[0] in wanted])
+    return PageOffer(**{**{name: getattr(ours, name) for name in ours.__dataclass_fields__}, "pages": tuple(pages)})
+
+
+def list_pool_ranges(manager: KVCacheManager) -> Ranges:
+    rows = [
+        (int(pool.base_address), pool.slot_bytes * group.num_slots, 0) for group in manager.pool_group_descs for pool in group.pools
+    ]
+    return np.array(rows, dtype=np.uint64)

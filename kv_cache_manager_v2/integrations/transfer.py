@@ -8,6 +8,7 @@ from ..base.ids import LayerId
 from ..manager.transfer_lease import TransferLease
 from .page_offer import PageOffer, RangePlan
 from .transfer_engine import CopyState
+from .transfer_messages import MAX_SHOWN
 
 _TRUSTED_SHARE: Final = 0.9
 """Of a lease: the rest is for clocks that do not run alike."""
@@ -46,11 +47,12 @@ class Transfer(Handle):
 
     __slots__ = (
         "offer", "state", "reason", "_lease", "_links", "_event", "_last_heard", "_failed_at", "_next_word", "_peers", "_heard", "_arrived",
+        "_begun", "_num_peers",
     )  # fmt: skip
 
     _NAMES = "leased pages of this process"
 
-    def __init__(self, offer: PageOffer, lease: TransferLease, now: float) -> None:
+    def __init__(self, offer: PageOffer, lease: TransferLease, now: float, num_peers: int = 1) -> None:
         """Not for users."""
         self.offer: Final = offer
         """Of the pages here: what `offer` and `invite` give to the peer."""
@@ -59,13 +61,15 @@ class Transfer(Handle):
         self._lease: Final = lease
         self._links: Final[list[Link]] = []
         self._event: int | None = None
+        self._begun: Final = now
+        self._num_peers: Final = num_peers
         self._last_heard = now
         self._failed_at = 0.0
         self._next_word = now
         self._peers: Final[dict[str, float]] = {}
         """Of lent pages: who may be reading or writing them, and when each was last heard."""
         self._heard: Final[set[str]] = set()
-        """Of lent pages: whose heart-beats have come; what others say of them is not believed."""
+        """Of lent pages: the peers that have them, by their first heart-beats; what others say of them is not believed."""
         self._arrived: Final[dict[tuple[int, str], list[tuple[int, int]]]] = {}
 
     def __repr__(self) -> str:
@@ -84,6 +88,21 @@ class Transfer(Handle):
             raise ValueError(f"layer_id is {layer_id}; the invitation has no such layer")
         first, end = (0, 1) if self.offer.heads is None else self.offer.heads
         return all([covers(self._arrived.get(key, []), first, end) for key in keys])
+
+    def _note_arrived(self, spans: list[tuple[int, str, int, int]], now: float) -> None:
+        if self.state is not TransferState.PENDING:
+            return
+        known = {(place.layer_id, place.role) for place in self.offer.buffers}
+        unknown = [(layer, role[:MAX_SHOWN]) for layer, role, _first, _end in spans if (layer, role) not in known]
+        if unknown:
+            raise ValueError(f"it says that {unknown[0]} has arrived, which was not asked for")
+        for layer, role, first, end in spans:
+            arrived = self._arrived.setdefault((layer, role), [])
+            if (first, end) not in arrived:
+                arrived.append((first, end))
+        self._last_heard = now
+        if all([self.has_layer(LayerId(place.layer_id)) for place in self.offer.buffers]):
+            self.state = TransferState.DONE
 
 
 def covers(spans: list[tuple[int, int]], first: int, end: int) -> bool:

@@ -16,16 +16,21 @@ The decode side reads the pages (`offer` there, `read` here), or the prefill sid
     withdraw, on either side                  FAILED; released once each peer ended    FAILED, and says when its copies have ended
 
 A quarantined page's slot is not used again: a peer that was frozen may still write there. What ends that is the peer's own message, a
-broken connection, or `forget_peer`. A step of a sequence that writes into a block which is still lent gets a copy of it first.
+broken connection, or `forget_peer`. No transfer is pending for longer than ``max_seconds``, whatever the peer says. A step of a sequence
+that writes into a block which is still lent gets a copy of it first.
+
+Each message has the secret of the offer that it is about. One without it, or of another peer than those that have the offer, changes
+nothing: it is counted, and logged once a peer.
 """
 
 import json
+import secrets
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, SupportsIndex
 
 import numpy as np
 
-from ..base.checks import to_int, to_list, to_text
+from ..base.checks import to_int, to_int_within, to_list, to_text
 from ..base.errors import LogicError
 from ..base.handle import Handle
 from ..base.ids import LayerId
@@ -37,14 +42,17 @@ from ..manager.kv_cache_manager import KVCacheManager
 from ..reuse.token_forms import Tokens
 from ..stats.statistics_clock import StatisticsClock
 from . import page_offer
-from .page_offer import HEAD_LAYOUTS, READ, WRITE, PageOffer, RangePlan, Ranges
+from .page_offer import HEAD_LAYOUTS, READ, WRITE, PageOffer, RangePlan
 from .transfer import Link, Transfer, TransferState
 from .transfer_engine import CopyState, PeerGone, TransferEngine
+from .transfer_messages import MAX_SHOWN, encode_message, require_secret, to_reason, to_span
 
 _logger: Final = PackageLog("kv_cache_manager_v2")
 
 _HEART_BEATS_PER_LEASE: Final = 6
 _ALL_THERE: Final = "all bytes are there"
+_MAX_PEERS: Final = 1 << 16
+_MAX_PEERS_LOGGED: Final = 64
 
 
 class TransferAgent(Handle):
@@ -52,12 +60,13 @@ class TransferAgent(Handle):
 
     ``engine`` is owned from now on. ``model_id``: equal on all sides but for its heads; ``head_layout`` says where heads lie in a page:
     "NHD" (token by token) or "HND" (head by head), which matters where the sides have different heads. ``lease_seconds``: how long lent
-    pages are kept without word of the peer. ``clock``: of the leases; None is the process's own.
+    pages are kept without word of the peer; ``max_seconds``: the longest time of a transfer. ``clock``: of both; None is the process's own.
     """
 
     __slots__ = (
         "_manager", "_engine", "_model", "_heads", "_head_layout", "_lease_seconds", "_seconds", "_buffers", "_metadata",
         "_registered", "_lent", "_running", "_written", "_num_made", "_is_closed",
+        "_max_seconds", "_over", "_num_refused", "_refused_peers",
     )
 
     def __init__(
@@ -68,6 +77,7 @@ class TransferAgent(Handle):
         model_id: ModelId | None = None,
         head_layout: str = "NHD",
         lease_seconds: float = 30.0,
+        max_seconds: float = 600.0,
         clock: StatisticsClock | None = None,
     ) -> None:
         if not isinstance(manager, KVCacheManager):
@@ -78,8 +88,11 @@ class TransferAgent(Handle):
             raise TypeError(f"model_id must be a ModelId or None, not {type(model_id).__name__}")
         if head_layout not in HEAD_LAYOUTS:
             raise ValueError(f"head_layout is {head_layout!r}; it must be one of {HEAD_LAYOUTS}")
-        if isinstance(lease_seconds, bool) or not isinstance(lease_seconds, (int, float)) or not 0 < lease_seconds < float("inf"):
-            raise ValueError(f"lease_seconds is {lease_seconds!r}; it must be a positive number of seconds")
+        for name, value in (("lease_seconds", lease_seconds), ("max_seconds", max_seconds)):
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+                raise ValueError(f"{name} is {value!r}; it must be a positive number of seconds")
+        if max_seconds < lease_seconds:
+            raise ValueError(f"max_seconds is {max_seconds}; it must be at least lease_seconds, {lease_seconds}")
         if clock is not None and not isinstance(clock, StatisticsClock):
             raise TypeError(f"clock must be a StatisticsClock or None, not {type(clock).__name__}")
         self._buffers: Final = page_offer.list_buffers(manager)
@@ -89,14 +102,19 @@ class TransferAgent(Handle):
         self._heads: Final = None if model_id is None else model_id.heads
         self._head_layout: Final = head_layout
         self._lease_seconds: Final = float(lease_seconds)
+        self._max_seconds: Final = float(max_seconds)
         self._seconds: Final = (MonotonicClock() if clock is None else clock).seconds
-        self._registered: Final = _pool_ranges(manager)
+        self._registered: Final = page_offer.list_pool_ranges(manager)
         engine.register(self._registered, page_offer.device_ordinal(manager))
         self._metadata: Final = engine.metadata()
         self._lent: Final[dict[str, Transfer]] = {}
         self._running: Final[list[Transfer]] = []
         self._written: Final[dict[str, tuple[float, set[int]]]] = {}
         """By invitation: when a layer was last written to it, and which were. A second copy could come after its pages were released."""
+        self._over: Final[dict[str, tuple[float, str]]] = {}
+        """Of loans that are over: when they ended, and their secret, so that a peer that asks late is answered."""
+        self._num_refused = 0
+        self._refused_peers: Final[set[str]] = set()
         self._num_made = 0
         self._is_closed = False
 
@@ -108,25 +126,28 @@ class TransferAgent(Handle):
 
     # -- pages of this side, for a peer ----------------------------------------------------------------------------------
 
-    def offer(self, kv_cache: KVCache, tokens: Tokens) -> Transfer:
+    def offer(self, kv_cache: KVCache, tokens: Tokens, num_peers: SupportsIndex = 1) -> Transfer:
         """Lend the pages of ``tokens``, the sequence's first ones, all computed, to a peer that will `read` them.
 
-        Waits for the sequence's stream. `Transfer.offer` goes to the peer; DONE once the peer has everything. `LogicError` unless ACTIVE,
+        Waits for the sequence's stream. ``num_peers``: how many may have it, as several ranks do; these are the first that say its secret,
+        and no other is heard afterwards. `Transfer.offer` goes to the peer; DONE once the peer has everything. `LogicError` unless ACTIVE,
         `ValueError` for more tokens than are computed.
         """
-        return self._lend(READ, kv_cache, tokens, 0)
+        return self._lend(READ, kv_cache, tokens, 0, num_peers)
 
-    def invite(self, kv_cache: KVCache, tokens: Tokens) -> Transfer:
-        """Lend the pages of ``tokens`` to a peer that will `write` them: those behind the ones that were found by reuse.
+    def invite(self, kv_cache: KVCache, tokens: Tokens, num_peers: SupportsIndex = 1) -> Transfer:
+        """Lend the pages of ``tokens`` to a peer that will `write` them: those behind the ones that were found by reuse. ``num_peers``: as
+        for `offer`.
 
         Call ``resize(len(tokens), len(tokens))`` first, and `KVCache.commit` once the transfer is DONE. Waits for the sequence's stream.
         """
-        return self._lend(WRITE, kv_cache, tokens, self._count_present(kv_cache, tokens))
+        return self._lend(WRITE, kv_cache, tokens, self._count_present(kv_cache, tokens), num_peers)
 
-    def _lend(self, access: str, kv_cache: KVCache, tokens: Tokens, num_present: int) -> Transfer:
+    def _lend(self, access: str, kv_cache: KVCache, tokens: Tokens, num_present: int, num_peers: SupportsIndex) -> Transfer:
+        most = int(to_int_within(num_peers, "num_peers", 1, _MAX_PEERS))
         ours = self._describe(access, kv_cache, tokens, num_present)
         self._manager.device.synchronize_stream(kv_cache.cuda_stream)
-        transfer = self._reserve(ours, kv_cache, num_present)
+        transfer = self._reserve(ours, kv_cache, num_present, most)
         self._lent[ours.number] = transfer
         return transfer
 
@@ -158,7 +179,7 @@ class TransferAgent(Handle):
         ours = self._describe(WRITE, kv_cache, tokens, 0)
         theirs = self._read_offers(invitations, WRITE)
         wanted = None if layer_ids is None else [LayerId(to_int(layer, "one of layer_ids")) for layer in to_list(layer_ids, "layer_ids")]
-        plans = [page_offer.plan_ranges(_only_their_blocks(ours, offer), offer, wanted) for offer in theirs]
+        plans = [page_offer.plan_ranges(page_offer.only_their_blocks(ours, offer), offer, wanted) for offer in theirs]
         for offer, plan in zip(theirs, plans):
             if len(plan.ours) == 0:
                 raise ValueError(f"agent {offer.agent!r} and this one have none of the layers {layer_ids} in common")
@@ -223,11 +244,19 @@ class TransferAgent(Handle):
             # Its lease is long over, so the peer refuses the heart-beat before another copy begins.
             if now - written > 4 * self._lease_seconds:
                 del self._written[number]
+        for number, (ended, _secret) in list(self._over.items()):
+            if now - ended > 4 * self._lease_seconds:
+                del self._over[number]
 
     @property
     def transfers(self) -> list[Transfer]:
         """Those that are pending or quarantined."""
         return [*self._lent.values(), *self._running]
+
+    @property
+    def num_refused_messages(self) -> int:
+        """Messages that were not believed: without the secret of what they are about, of a peer that has no part in it, or no messages."""
+        return self._num_refused
 
     def forget_peer(self, peer: str) -> None:
         """The operator knows that this peer (`PageOffer.agent`) has ended: free what waits for it. Of no effect for an unknown one."""
@@ -289,7 +318,7 @@ class TransferAgent(Handle):
                 f"sequence {kv_cache.id}: {num_tokens} tokens, and its history is {kv_cache.history_length}: pages of at least one token "
                 f"and of at most the history can be transferred; resize(n, n) makes them for n tokens that a peer brings"
             )
-        if not np.array_equal(_pool_ranges(self._manager), self._registered):
+        if not np.array_equal(page_offer.list_pool_ranges(self._manager), self._registered):
             raise LogicError("level 0 was resized since this agent registered its pools: close() it and make another one")
         size = kv_cache.tokens_per_block
         num_groups = len(self._manager.layer_grouping)
@@ -299,6 +328,7 @@ class TransferAgent(Handle):
         return PageOffer(
             number, access, self._engine.name, self._metadata, self._lease_seconds, self._model, self._heads, self._head_layout,
             size, num_tokens, page_offer.hash_prefix(kv_cache, tokens), page_offer.device_ordinal(self._manager), self._buffers, pages,
+            secrets.token_hex(page_offer.SECRET_DIGITS // 2),
         )
 
     def _read_offers(self, offers: Sequence[PageOffer | bytes], access: str) -> list[PageOffer]:
@@ -313,7 +343,7 @@ class TransferAgent(Handle):
                 raise ValueError(f"{offer.number} is to {offer.access}; call {call}() with it")
         return found
 
-    def _reserve(self, ours: PageOffer, kv_cache: KVCache, num_present: int) -> Transfer:
+    def _reserve(self, ours: PageOffer, kv_cache: KVCache, num_present: int, num_peers: int = 1) -> Transfer:
         size = kv_cache.tokens_per_block
         lease = kv_cache.reserve_transfer(num_present // size, -(-ours.num_tokens // size))
         for group, pages in enumerate(ours.pages):
@@ -323,7 +353,7 @@ class TransferAgent(Handle):
                     f"sequence {kv_cache.id} has scratch slots in layer group {group}: their bytes are used again; transfer its pages "
                     f"once its history has passed them"
                 )
-        return Transfer(ours, lease, self._seconds())
+        return Transfer(ours, lease, self._seconds(), num_peers)
 
     def _watch(self, transfer: Transfer, now: float) -> None:
         """Lent pages: a lease that goes by ends the transfer; no peer left ends the loan."""
@@ -335,18 +365,24 @@ class TransferAgent(Handle):
                     del transfer._peers[peer]
         if transfer.state is TransferState.PENDING and now - transfer._last_heard > self._lease_seconds:
             self._fail(transfer, f"no word of the peer for {self._lease_seconds:g} s")
+        self._bound(transfer, now)
         has_ended = transfer.state is TransferState.FAILED or (transfer.state is TransferState.DONE and not is_read)
         if has_ended and transfer._peers and now >= transfer._next_word:
             # Stops a peer that still copies, and shows whether it is still there.
             transfer._next_word = now + self._lease_seconds / _HEART_BEATS_PER_LEASE
             for peer in list(transfer._peers):
-                self._say(peer, "no", transfer.offer.number, why=transfer.reason or _ALL_THERE)
+                self._say(peer, "no", transfer.offer, why=transfer.reason or _ALL_THERE)
         if transfer.state is not TransferState.PENDING and not transfer._peers:
             self._settle_lent(transfer)
+
+    def _bound(self, transfer: Transfer, now: float) -> None:
+        if transfer.state is TransferState.PENDING and now - transfer._begun > self._max_seconds:
+            self._fail(transfer, f"it has taken more than max_seconds, {self._max_seconds:g} s")
 
     def _advance(self, transfer: Transfer) -> None:
         """As far as it goes without waiting."""
         now = self._seconds()
+        self._bound(transfer, now)
         if transfer.state is TransferState.PENDING:
             self._start(transfer)
             for link in transfer._links:
@@ -379,7 +415,8 @@ class TransferAgent(Handle):
             if len(plan.ours) == 0:
                 link.copy = CopyState.ARRIVED
                 continue
-            arrived = _message("arrived", offer.number, heads=[[layer, role, *span] for (layer, role), span in plan.heads.items()])
+            heads = [[layer, role, *span] for (layer, role), span in plan.heads.items()]
+            arrived = encode_message("arrived", offer.number, offer.secret, heads=heads)
             try:
                 link.handle = self._engine.start(
                     offer.access, link.peer, plan.ours, plan.theirs, offer.device, arrived if offer.access == WRITE else b""
@@ -393,7 +430,7 @@ class TransferAgent(Handle):
             return
         link.next_beat = now + link.offer.lease_seconds / _HEART_BEATS_PER_LEASE
         metadata = "" if link.answered else self._metadata.hex()
-        self._say(link.peer, "beat", link.offer.number, sent=now, metadata=metadata)
+        self._say(link.peer, "beat", link.offer, sent=now, metadata=metadata)
 
     def _judge(self, transfer: Transfer, now: float) -> None:
         """Done once every copy is there and, of pages that were read, every peer had them for as long as that took."""
@@ -415,7 +452,7 @@ class TransferAgent(Handle):
         for link in transfer._links:
             number = link.offer.number
             if not any([other.offer.number == number for further in self._running for other in further._links]):
-                self._say(link.peer, "end", number, why=transfer.reason)
+                self._say(link.peer, "end", link.offer, why=transfer.reason)
 
     def _fail(self, transfer: Transfer, reason: str) -> None:
         if transfer.state is not TransferState.PENDING:
@@ -438,66 +475,84 @@ class TransferAgent(Handle):
             self._end(transfer)
 
     def _take(self, peer: str, data: bytes) -> None:
-        """One message. One that is no message of this format is logged and dropped."""
+        """One message. What is none, or not of a peer that has a part in what it is about, is counted and dropped."""
         try:
             message: dict[str, Any] = json.loads(data)
-            kind, number = message["kind"], message["number"]
+            kind, number, secret = message["kind"], message["number"], message["secret"]
             if message["format"] != page_offer.FORMAT:
                 raise ValueError(f"format {message['format']!r}")
-            self._obey(peer, kind, number, message)
+            if kind in ("ok", "no"):
+                self._obey_lender(peer, kind, number, secret, message)
+            else:
+                self._obey_copier(peer, kind, number, secret, message)
         except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError, PeerGone) as error:
-            _logger.warning("agent %s sent a message that is not understood: %s", peer, error)
+            self._num_refused += 1
+            if peer not in self._refused_peers and len(self._refused_peers) < _MAX_PEERS_LOGGED:
+                self._refused_peers.add(peer)
+                _logger.warning("agent %s sent a message that is not believed: %s; further ones are counted", peer, error)
 
-    def _obey(self, peer: str, kind: str, number: str, message: dict[str, Any]) -> None:
-        if kind in ("ok", "no"):
-            for transfer in list(self._running):
-                for link in transfer._links:
-                    if link.offer.number == number and link.peer == peer:
-                        if kind == "ok":
-                            sent = float(message["sent"])
-                            if not sent <= self._seconds():
-                                raise ValueError(f"it answers a heart-beat of {sent} s, which was not sent yet")
-                            link.answered = True
-                            link.trusted_from = max(link.trusted_from, sent)
-                        else:
-                            self._fail(transfer, f"agent {peer!r} says: {message['why']}")
-            return
+    def _obey_lender(self, peer: str, kind: str, number: str, secret: str, message: dict[str, Any]) -> None:
+        links = [(transfer, link) for transfer in self._running for link in transfer._links]
+        for transfer, link in links:
+            if link.offer.number != number or link.peer != peer:
+                continue
+            require_secret(link.offer.secret, secret)
+            if kind == "no":
+                self._fail(transfer, f"agent {peer!r} says: {to_reason(message)}")
+                continue
+            sent = float(message["sent"])
+            if not sent <= self._seconds():
+                raise ValueError(f"it answers a heart-beat of {sent} s, which was not sent yet")
+            link.answered = True
+            link.trusted_from = max(link.trusted_from, sent)
+
+    def _obey_copier(self, peer: str, kind: str, number: str, secret: str, message: dict[str, Any]) -> None:
         lent = self._lent.get(number)
+        expected = self._over.get(number) if lent is None else (0.0, lent.offer.secret)
+        if expected is None:
+            raise ValueError(f"nothing of the number {str(number)[:MAX_SHOWN]!r} was lent")
+        require_secret(expected[1], secret)
         if kind == "beat":
+            sent = float(message["sent"])
             if message["metadata"]:
                 self._engine.add_peer(bytes.fromhex(message["metadata"]))
-            if lent is not None:
+            if lent is None:
+                self._send(peer, encode_message("no", number, secret, why="it is no longer offered"))
+            elif peer in lent._heard or len(lent._heard) < lent._num_peers:
                 lent._heard.add(peer)
-            self._answer(peer, lent, number, message["sent"])
-        elif lent is None or peer not in lent._heard:
+                self._answer(peer, lent, sent)
+            else:
+                self._say(peer, "no", lent.offer, why=f"it is for {lent._num_peers} peers, which have it already: see num_peers")
+        elif lent is None:
             return
-        elif kind == "arrived":
-            for layer, role, first, end in message["heads"]:
-                lent._arrived.setdefault((int(layer), str(role)), []).append((int(first), int(end)))
-            lent._last_heard = self._seconds()
-            if lent.state is TransferState.PENDING and all([lent.has_layer(LayerId(place.layer_id)) for place in lent.offer.buffers]):
-                lent.state = TransferState.DONE
+        elif peer not in lent._heard:
+            raise ValueError(f"it is about {number}, in which that agent has no part")
+        elif kind == "arrived" and lent.offer.access == WRITE:
+            lent._note_arrived([to_span(span) for span in message["heads"]], self._seconds())
         elif kind == "end":
+            why = to_reason(message)
             lent._peers.pop(peer, None)
-            if message["why"] and not lent._peers:
-                self._fail(lent, f"agent {peer!r} says: {message['why']}")
-            elif lent.state is TransferState.PENDING and lent.offer.access == READ and not message["why"]:
+            if why and not lent._peers:
+                self._fail(lent, f"agent {peer!r} says: {why}")
+            elif lent.state is TransferState.PENDING and lent.offer.access == READ and not why:
                 lent.state = TransferState.DONE
+        else:
+            raise ValueError(f"no message about pages to {lent.offer.access} is {str(kind)[:MAX_SHOWN]!r}")
 
-    def _answer(self, peer: str, lent: Transfer | None, number: str, sent: float) -> None:
+    def _answer(self, peer: str, lent: Transfer, sent: float) -> None:
         """To a heart-beat: whether the pages are still there for this peer. A reader may finish while another one has."""
-        may_go_on = lent is not None and (
-            lent.state is TransferState.PENDING
-            or (lent.state is TransferState.DONE and lent.offer.access == READ and peer in lent._peers)
+        may_go_on = lent.state is TransferState.PENDING or (
+            lent.state is TransferState.DONE and lent.offer.access == READ and peer in lent._peers
         )
-        if lent is None or not may_go_on:
-            self._say(peer, "no", number, why="it is no longer offered" if lent is None else lent.reason or _ALL_THERE)
+        if not may_go_on:
+            self._say(peer, "no", lent.offer, why=lent.reason or _ALL_THERE)
             return
         lent._peers[peer] = lent._last_heard = self._seconds()
-        self._say(peer, "ok", number, sent=sent)
+        self._say(peer, "ok", lent.offer, sent=sent)
 
     def _settle_lent(self, transfer: Transfer) -> None:
-        self._lent.pop(transfer.offer.number, None)
+        if self._lent.pop(transfer.offer.number, None) is not None:
+            self._over[transfer.offer.number] = self._seconds(), transfer.offer.secret
         self._settle(transfer)
 
     def _settle(self, transfer: Transfer) -> None:
@@ -507,10 +562,13 @@ class TransferAgent(Handle):
         if transfer._lease.is_open:
             transfer._lease.settle()
 
-    def _say(self, peer: str, kind: str, number: str, **fields: object) -> None:
+    def _say(self, peer: str, kind: str, offer: PageOffer, **fields: object) -> None:
         """A peer that is gone is noticed: whatever it had of this side's pages is over."""
+        self._send(peer, encode_message(kind, offer.number, offer.secret, **fields))
+
+    def _send(self, peer: str, message: bytes) -> None:
         try:
-            self._engine.send(peer, _message(kind, number, **fields))
+            self._engine.send(peer, message)
         except PeerGone as error:
             self._lose(peer, str(error))
 
@@ -525,30 +583,3 @@ class TransferAgent(Handle):
     def _require_open(self) -> None:
         if self._is_closed:
             raise LogicError("the TransferAgent is closed")
-
-
-def _message(kind: str, number: str, **fields: object) -> bytes:
-    return json.dumps({"format": page_offer.FORMAT, "kind": kind, "number": number, **fields}, separators=(",", ":")).encode()
-
-
-def _only_their_blocks(ours: PageOffer, theirs: PageOffer) -> PageOffer:
-    """Without the pages that the peer has no use for: of blocks that it found by reuse, or that are out of its window."""
-    groups_there = {place.layer_id: place.layer_group_id for place in theirs.buffers}
-    pages = list(ours.pages)
-    for place in ours.buffers:
-        group = groups_there.get(place.layer_id)
-        if group is not None:
-            wanted = {block for block, _slot in theirs.pages[group]}
-            have = {block for block, _slot in ours.pages[place.layer_group_id]}
-            if not wanted <= have:
-                missing = min(wanted - have)
-                raise ValueError(f"agent {theirs.agent!r} asks for block {missing} of layer {place.layer_id}, which has no page here")
-            pages[place.layer_group_id] = tuple([page for page in ours.pages[place.layer_group_id] if page[0] in wanted])
-    return PageOffer(**{**{name: getattr(ours, name) for name in ours.__dataclass_fields__}, "pages": tuple(pages)})
-
-
-def _pool_ranges(manager: KVCacheManager) -> Ranges:
-    rows = [
-        (int(pool.base_address), pool.slot_bytes * group.num_slots, 0) for group in manager.pool_group_descs for pool in group.pools
-    ]
-    return np.array(rows, dtype=np.uint64)

@@ -205,7 +205,7 @@ def test_ranks_may_have_other_heads_and_layers(network: FakeNetwork, access: str
             target.agent.read([*offers, offers[0]], waiting, TOKENS)
         transfer = target.agent.read(offers, waiting, TOKENS)
     else:
-        transfer = target.agent.invite(waiting, TOKENS)
+        transfer = target.agent.invite(waiting, TOKENS, num_peers=3)
         for source, kv_cache in zip(sources, computed):
             source.agent.write([transfer.offer], kv_cache, TOKENS)
     step(network, target, *sources)
@@ -219,7 +219,7 @@ def test_one_rank_serves_two_with_half_of_the_heads(network: FakeNetwork) -> Non
     source = Process(network, clock, "p")
     targets = [Process(network, clock, "d0", heads=(0, 2)), Process(network, clock, "d1", heads=(2, 4))]
     computed = source.compute(TOKENS)
-    offered = source.agent.offer(computed, TOKENS)
+    offered = source.agent.offer(computed, TOKENS, num_peers=2)
     waiting = [target.expect(TOKENS) for target in targets]
     transfers = [target.agent.read([offered.offer], kv_cache, TOKENS) for target, kv_cache in zip(targets, waiting)]
     step(network, *targets, source)
@@ -381,7 +381,7 @@ def test_a_second_writer_of_one_invitation_is_waited_for(network: FakeNetwork) -
     clock = Clock()
     first, second, decode = Process(network, clock, "p0"), Process(network, clock, "p1"), Process(network, clock, "d")
     waiting = decode.expect(TOKENS)
-    invited = decode.agent.invite(waiting, TOKENS)
+    invited = decode.agent.invite(waiting, TOKENS, num_peers=2)
     first.agent.write([invited.offer], first.compute(TOKENS), TOKENS)
     decode.agent.progress()
     first.agent.progress()
@@ -415,7 +415,7 @@ def test_wrong_arguments_change_nothing(network: FakeNetwork) -> None:
         (lambda: read([foreign], waiting, TOKENS), "head_layout is 'NHD' here, and 'HND'"),
         (lambda: read([], waiting, TOKENS), "there is no offer"),
         (lambda: read([b"{}"], waiting, TOKENS), "these 2 bytes are no offer of pages: 'format'"),
-        (lambda: read([b'{"format":7}'], waiting, TOKENS), "the offer has format 7; this version of the library reads 1"),
+        (lambda: read([b'{"format":7}'], waiting, TOKENS), "the offer has format 7; this version of the library reads 2"),
         (lambda: read([invited.offer], waiting, TOKENS), "is to write; call write"),
         (lambda: read([offered.offer], computed, TOKENS), "a sequence of this agent's manager"),
         (lambda: read([offered.offer], waiting, [*TOKENS, 1]), "23 tokens, and its history is 22"),

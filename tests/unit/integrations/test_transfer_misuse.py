@@ -209,16 +209,16 @@ def test_messages_that_no_agent_sends(pair: Pair) -> None:
     transfer = pair.decode.agent.read([pair.offered.offer], pair.waiting, TOKENS)
     parts: list[Any] = [None, 0, -1, 10**400, 1e300, "x", "", [], {}, [[]], [[0, "key", 0]], [[0, "key", "a", 4]], [None] * 4, True]
     numbers = [pair.offered.offer.number, pair.invited.offer.number, 5, None, [], "x"]
-    raw = [b"", b"{", b"[]", b"5", b"null", b"\xff\xfe", b"[" * 100_000, b'{"kind":"beat"}', b'{"format":2,"kind":"beat","number":"x"}']
+    raw = [b"", b"{", b"[]", b"5", b"null", b"\xff\xfe", b"[" * 100_000, b'{"kind":"beat"}', b'{"format":1,"kind":"beat","number":"x"}']
     for kind in ("ok", "no", "beat", "arrived", "end", "other", 5):
         for number in numbers:
             for part in parts:
                 fields = {"sent": part, "why": 5, "heads": part, "metadata": part}
                 if kind == "beat" and number in numbers[:2]:
                     continue  # who sends that is a peer
-                raw.append(json.dumps({"format": 1, "kind": kind, "number": number, **fields}).encode())
+                raw.append(json.dumps({"format": 2, "kind": kind, "number": number, **fields}).encode())
     every = [[layer, role, 0, 4] for layer in (0, 1) for role in ("key", "value")]
-    raw.append(json.dumps({"format": 1, "kind": "arrived", "number": pair.invited.offer.number, "heads": every}).encode())
+    raw.append(json.dumps({"format": 2, "kind": "arrived", "number": pair.invited.offer.number, "heads": every}).encode())
     # This one has no part in any transfer.
     for process in (pair.prefill, pair.decode):
         process.engine.inbox.extend([("stranger", data) for data in raw])
@@ -230,7 +230,7 @@ def test_messages_that_no_agent_sends(pair: Pair) -> None:
 def test_an_answer_to_a_heart_beat_that_was_not_sent_yet_is_not_trusted(pair: Pair) -> None:
     transfer = pair.decode.agent.read([pair.offered.offer], pair.waiting, TOKENS)
     for sent in (pair.clock.now + 1, 1e300):
-        message = {"format": 1, "kind": "ok", "number": pair.offered.offer.number, "sent": sent}
+        message = {"format": 2, "kind": "ok", "number": pair.offered.offer.number, "secret": pair.offered.offer.secret, "sent": sent}
         pair.network.engines["d"].inbox.append(("p", json.dumps(message).encode()))
     pair.decode.agent.progress()
     pair.clock.now += 40
