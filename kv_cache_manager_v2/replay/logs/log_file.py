@@ -22,8 +22,8 @@ from ..bad_input import BadInputError
 STANDARD_INPUT: Final = "-"
 FORMATS: Final = (
     "Mooncake jsonl (timestamp, input_length, output_length, hash_ids), Bailian jsonl (chat_id), AIPerf jsonl (session_id, delay, "
-    "text_input, messages), ShareGPT json (conversations), OpenAI batch jsonl (body), vLLM custom jsonl (prompt), token ids "
-    "(prompt_token_ids), BurstGPT csv and Azure csv"
+    "text_input, text, turns), ShareGPT json (conversations), batches of OpenAI's and Anthropic's APIs (body, params), requests (messages, "
+    "prompt, input), token ids (prompt_token_ids), BurstGPT csv and Azure csv"
 )
 _GZIP: Final = b"\x1f\x8b"
 _ZSTD: Final = b"\x28\xb5\x2f\xfd"

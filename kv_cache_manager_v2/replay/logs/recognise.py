@@ -10,14 +10,14 @@ from mypy_extensions import mypyc_attr
 
 from ...base.binary_content import describe_binary
 from ..bad_input import BadInputError
-from .aiperf_reader import AiperfReader
+from .aiperf_reader import AIPERF_CONTENT, AiperfReader
 from .converted_reader import ConvertedReader
 from .hash_readers import BailianReader, MooncakeReader
 from .length_readers import AZURE_COLUMNS, BURSTGPT_COLUMNS, LengthReader
 from .log_error import LineError, shown
 from .log_file import FORMATS, LogFile
 from .log_reader import LogOptions, LogReader
-from .text_readers import CONVERSATION_FIELDS, TOKEN_FIELDS, PromptReader, ShareGptReader
+from .text_readers import CONVERSATION_FIELDS, ENVELOPES, TOKEN_FIELDS, PromptReader, ShareGptReader
 
 CONVERTED: Final = "kvcm convert"
 MOONCAKE: Final = "Mooncake"
@@ -162,23 +162,25 @@ def format_of(record: dict[str, Any]) -> str | None:
     """The name of the format that a record has; None for no known one."""
     if "request_id" in record and "block_tokens" in record and "hash_ids" in record:
         return CONVERTED
-    if isinstance(record.get("body"), dict):
+    if any([isinstance(record.get(name), dict) for name in ENVELOPES]):
         return BATCH
     if "chat_id" in record and "hash_ids" in record:
         return BAILIAN
     if any([isinstance(record.get(name), list) for name in CONVERSATION_FIELDS]):
         return SHAREGPT
     has_length = "output_length" in record or "timestamp" in record or "delay" in record
-    is_variant = "session_id" in record or "delay" in record or "text_input" in record or ("messages" in record and has_length)
-    if is_variant and any([name in record for name in ("hash_ids", "text_input", "messages", "input_length")]):
+    is_variant = "session_id" in record or "delay" in record or ("messages" in record and has_length)
+    if is_variant and any([name in record for name in AIPERF_CONTENT]):
+        return AIPERF
+    if "text_input" in record or isinstance(record.get("turns"), list):
         return AIPERF
     if "hash_ids" in record:
         return MOONCAKE
     if "input_length" in record and "output_length" in record:
         return AIPERF
-    if any([name in record for name in (*TOKEN_FIELDS, "prompt", "messages")]):
+    if any([name in record for name in (*TOKEN_FIELDS, "prompt", "messages", "input")]):
         return PROMPTS
-    return None
+    return AIPERF if "text" in record or "texts" in record else None
 
 
 def parse_line(number: int, line: bytes) -> LogRecord:
