@@ -332,7 +332,8 @@ def test_a_folder_and_a_missing_file(tmp_path: Path, capsys: pytest.CaptureFixtu
 BAD_LINES: dict[str, tuple[bytes, bytes, str]] = {
     "mooncake": (LOGS["mooncake"][0], jsonl({**HASHED, "hash_ids": [1, 2, None]}), "hash_ids[2] is None"),
     "bailian": (LOGS["bailian"][0], jsonl({"chat_id": 1}), "no 'timestamp'"),
-    "aiperf": (LOGS["aiperf texts"][0], jsonl({"session_id": 1, "output_length": 1}), "no hash_ids, text_input, text, texts, turns, messages or input_length"),
+    "aiperf": (LOGS["aiperf texts"][0], jsonl({"session_id": 1, "output_length": 1}),
+        "no hash_ids, text_input, text, texts, turns, messages or input_length"),
     "sharegpt": (LOGS["sharegpt lines"][0], jsonl({"conversations": [{"from": "human", "value": 5}]}), "value of turn 0 is 5"),
     "burstgpt": (BURST, b"1,2\n", "2 columns"),
     "azure": (AZURE, b"yesterday,1,2\n", "TIMESTAMP is 'yesterday'"),

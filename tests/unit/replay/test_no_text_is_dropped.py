@@ -129,7 +129,7 @@ def test_there_are_places() -> None:
     assert len(PLACES) > 80 and {api for api, _ in PLACES} == set(APIS)
 
 
-def test_pictures_that_differ_are_no_common_prefix(tmp_path: Path) -> None:
+def test_different_images_share_no_prefix(tmp_path: Path) -> None:
     first, second = [
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "x" * 400}]}]}
         for url in ("data:image/png;base64,AAAA", "data:image/png;base64,BBBB")
