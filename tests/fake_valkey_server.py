@@ -11,12 +11,13 @@ Reply = Callable[[list[bytes]], bytes | None]
 
 class FakeServer:
     """``values``: what it keeps. ``reply``: what is answered instead of the right thing, or None for that. ``delay``: seconds before each
-    answer; ``is_frozen``: nothing is answered until it is unset."""
+    answer; ``thawed``: nothing is answered until it is set; ``piece``: so many bytes of an answer at a time, so many seconds apart."""
 
     def __init__(self) -> None:
         self.values: dict[bytes, bytes] = {}
         self.reply: Reply | None = None
         self.delay = 0.0
+        self.piece: tuple[int, float] | None = None
         self.thawed = threading.Event()
         self.thawed.set()
         self.commands: list[bytes] = []
@@ -56,11 +57,19 @@ class FakeServer:
                 if self.delay > 0:
                     time.sleep(self.delay)
                 wrong = None if self.reply is None else self.reply(words)
-                connection.sendall(self._answer(words) if wrong is None else wrong)
+                self._send(connection, self._answer(words) if wrong is None else wrong)
         except (OSError, ValueError):
             return
         finally:
             connection.close()
+
+    def _send(self, connection: socket.socket, answer: bytes) -> None:
+        while self.piece is not None and len(answer) > 0:
+            size, seconds = self.piece
+            connection.sendall(answer[:size])
+            answer = answer[size:]
+            time.sleep(seconds)
+        connection.sendall(answer)
 
     def _answer(self, words: list[bytes]) -> bytes:
         command = words[0]

@@ -31,6 +31,13 @@ class GuardedConnection:
         except Exception:
             return 0.0
 
+    def set_deadline(self, deadline: float) -> None:
+        """When the calls from here on have failed; a store whose connections have no room for that keeps its own time."""
+        try:
+            self._connection.deadline = deadline
+        except Exception:
+            pass
+
     def check(self) -> None:
         try:
             self._connection.check()
@@ -38,6 +45,16 @@ class GuardedConnection:
             raise
         except Exception as error:
             raise self._store.failed(self._endpoint, "check", error) from error
+
+    def server_id(self) -> str:
+        """"" too where the store's own code fails."""
+        try:
+            return str(self._connection.server_id())
+        except StoreError:
+            raise
+        except Exception as error:
+            self._store.failed(self._endpoint, "server_id", error)
+            return ""
 
     def lookup(self, keys: Sequence[bytes]) -> list[bool]:
         answers = self._ask("lookup", lambda: self._connection.lookup(keys), len(keys))
@@ -110,6 +127,13 @@ class GuardedStore:
         self.endpoints: Final = tuple([str(name) for name in names])
         if len(self.endpoints) == 0 or len(set(self.endpoints)) < len(self.endpoints):
             raise ValueError(f"store.endpoints is {shown(given)}; it must have one name or more, each once")
+
+    def seconds_of(self, num_keys: int) -> float:
+        """What a request may take for so many keys; the usual time where the store says nonsense."""
+        try:
+            return num_keys * min(max(float(self._store.seconds_per_key), 0.0), 60.0)
+        except Exception:
+            return num_keys * SharedStore.seconds_per_key
 
     def connect(self, endpoint: str) -> GuardedConnection:
         """`StoreError`, whatever the store raises."""

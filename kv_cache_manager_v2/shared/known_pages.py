@@ -13,15 +13,17 @@ from ..publishing.event_publisher import KVCacheEventPublisher
 from .block_names import BlockName
 
 MOST_ASKED: Final = 64
+SIGN_SECONDS: Final = 0.5
 _MOST: Final = 1 << 18
 
 
 class _Known:
-    """``seen_at``: when the store last had it. ``row``: of this process, with that content; -1 for none."""
+    """``seen_at``: when the store last had it, ``endpoint``: where. ``row``: of this process, with that content; -1 for none."""
 
-    __slots__ = ("content", "row", "seen_at")
+    __slots__ = ("content", "endpoint", "row", "seen_at")
 
-    def __init__(self) -> None:
+    def __init__(self, endpoint: str = "") -> None:
+        self.endpoint = endpoint
         self.seen_at = monotonic()
         self.row = -1
         self.content = 0
@@ -66,9 +68,14 @@ class KnownPages:
         if self.offered.get(row) == content:
             del self.offered[row]
 
-    def confirm(self, salt: int | str | None, names: list[BlockName], pages: list[tuple[int, int, bytes]]) -> None:
-        """They are in the store. ``pages``: (life cycle, ordinal in ``names``, key); ``names``: of the path from its root on."""
+    def confirm(
+        self, salt: int | str | None, names: list[BlockName], pages: list[tuple[int, int, bytes]], places: dict[bytes, str]
+    ) -> None:
+        """They are in the store. ``pages``: (life cycle, ordinal in ``names``, key); ``names``: of the path from its root on; ``places``:
+        the endpoints by key."""
         self.see([key for _life_cycle, _ordinal, key in pages])
+        for _life_cycle, _ordinal, key in pages:
+            self._keys[key].endpoint = places[key]
         excess = len(self._keys) - self._most
         if excess > 0:
             self.forget(list(self._keys)[:excess])
@@ -87,12 +94,19 @@ class KnownPages:
             known.seen_at = now
             self._keys[key] = known
 
-    def list_unseen(self) -> list[bytes]:
-        """Up to `MOST_ASKED` of those that were not seen for ``claim_seconds``."""
-        latest = monotonic() - self._claim_seconds
+    def list_unseen(self) -> list[tuple[bytes, str]]:
+        """Up to `MOST_ASKED` of those that were not seen for ``claim_seconds``, with their endpoints; and of each endpoint one that was not
+        seen for `SIGN_SECONDS`: so a server that has lost everything is noticed."""
+        now = monotonic()
         # In one go: a thread may add keys meanwhile.
-        first = list(islice(self._keys.items(), MOST_ASKED))
-        return [key for key, known in first if known.seen_at <= latest]
+        first = [(key, known) for key, known in list(islice(self._keys.items(), MOST_ASKED)) if known.endpoint != ""]
+        signs = {known.endpoint: key for key, known in reversed(first) if known.seen_at <= now - SIGN_SECONDS}
+        unseen = {key: known.endpoint for key, known in first if known.seen_at <= now - self._claim_seconds}
+        return list({**unseen, **{key: endpoint for endpoint, key in signs.items()}}.items())
+
+    def forget_endpoint(self, endpoint: str) -> None:
+        """It has lost everything."""
+        self.forget([key for key, known in list(self._keys.items()) if known.endpoint == endpoint])
 
     def forget_all(self) -> None:
         """Nothing is loaded from the store any more."""

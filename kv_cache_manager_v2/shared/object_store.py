@@ -9,19 +9,27 @@ request that waits; its slots are quarantined until the call has returned.
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from threading import Thread
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from ..base.checks import to_text
 from ..base.missing_package import missing_package
 from .resp_connection import FORMAT, FORMAT_KEY
 from .shared_store import MISSING, REFUSED, WRONG_SIZE, SharedStore, StoreConnection, store_error
 
+_T = TypeVar("_T")
 _LINE_END: Final = "\n"
+
+
+MOST_AT_ONCE: Final = 16
+"""Requests of one connection that are under way side by side."""
 
 
 class ObjectStore(SharedStore):
     """``store``: any of `obstore.store`. ``name``: for messages, and equal in all processes. `ImportError` without obstore."""
+
+    seconds_per_key = 0.3
 
     def __init__(self, store: Any, name: str = "objects") -> None:
         try:
@@ -75,28 +83,52 @@ class _ObjectConnection(StoreConnection):
             )
 
     def lookup(self, keys: Sequence[bytes]) -> list[bool]:
-        return [self._ask(partial(self._store.head, key.decode()), None) is not None for key in keys]
+        return self._for_each(len(keys), lambda position: self._ask(partial(self._store.head, keys[position].decode()), None) is not None)
 
     def load(self, keys: Sequence[bytes], targets: Sequence[memoryview]) -> list[int]:
-        sizes: list[int] = []
-        for key, target in zip(keys, targets, strict=True):
-            found = self._ask(partial(self._store.get, key.decode()), None)
+        def load_one(position: int) -> int:
+            target = targets[position]
+            found = self._ask(partial(self._store.get, keys[position].decode()), None)
             if found is None:
-                sizes.append(MISSING)
-            elif found.meta["size"] != len(target):
-                sizes.append(WRONG_SIZE)
-            else:
-                sizes.append(self._ask(partial(_copy, found, target), MISSING))
-        return sizes
+                return MISSING
+            if found.meta["size"] != len(target):
+                return WRONG_SIZE
+            size: int = self._ask(partial(_copy, found, target), MISSING)
+            return size
+
+        return self._for_each(len(keys), load_one)
 
     def store(self, keys: Sequence[bytes], sources: Sequence[Sequence[memoryview]]) -> None:
-        for key, pieces in zip(keys, sources, strict=True):
-            value = b"".join(pieces)
-            self._ask(partial(self._store.put, key.decode(), value), None)
+        self._for_each(
+            len(keys), lambda position: self._ask(partial(self._store.put, keys[position].decode(), b"".join(sources[position])), None)
+        )
 
     def remove(self, keys: Sequence[bytes]) -> None:
-        for key in keys:
-            self._ask(partial(self._store.delete, key.decode()), None)
+        self._for_each(len(keys), lambda position: self._ask(partial(self._store.delete, keys[position].decode()), None))
+
+    def _for_each(self, count: int, function: Callable[[int], _T]) -> list[_T]:
+        """The function's results for so many positions, up to `MOST_AT_ONCE` side by side; the first error, once all have ended."""
+        results: dict[int, _T] = {}
+        errors: list[BaseException] = []
+        positions = iter(range(count))
+
+        def work() -> None:
+            for position in positions:
+                try:
+                    if len(errors) == 0:
+                        results[position] = function(position)
+                except BaseException as error:
+                    errors.append(error)
+
+        threads = [Thread(target=work, daemon=True) for _number in range(min(count, MOST_AT_ONCE) - 1)]
+        for thread in threads:
+            thread.start()
+        work()
+        for thread in threads:
+            thread.join()
+        if len(errors) > 0:
+            raise errors[0]
+        return [results[position] for position in range(count)]
 
     def abort(self) -> None:
         return

@@ -165,7 +165,7 @@ class OutgoingPages:
 
     def _end(self, task: StoreTask) -> None:
         known = self._known
-        known.confirm(task.salt, task.names, task.stored)
+        known.confirm(task.salt, task.names, task.stored, task.places)
         known.forget(task.failed)
         for position, row in enumerate(task.rows):
             key = task.keys.get(position)

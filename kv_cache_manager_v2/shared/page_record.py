@@ -32,11 +32,6 @@ def describe_identity_bytes(identity: str, layout: str) -> bytes:
     return sha256(f"{identity}\n{layout}".encode()).digest()
 
 
-def digest_of_key(key: bytes) -> bytes:
-    """The name of the block, of whose pages it is a key."""
-    return bytes.fromhex(key[-2 * DIGEST_BYTES :].decode())
-
-
 class RecordLayout:
     """The sizes of the records of one life cycle, and their heads."""
 

@@ -2,7 +2,7 @@
 
     state      guaranteed                                               ways out
     WAITING    a copy still reads its slots, no thread has it           start -> BUSY; abandon -> ANSWERED
-    BUSY       threads have it                                          all tasks over, or no progress for too long -> ANSWERED
+    BUSY       threads have it                                          all tasks over, no progress for too long, or late -> ANSWERED
     ANSWERED   `lengths` never changes                                  its end is admitted, and no thread has it -> gone
 
 Only `admit` changes what the request knows of it; how far it is here decides nothing.
@@ -17,6 +17,9 @@ from .remote_report import RemoteAnswer
 from .shared_store import PROGRESS_SECONDS
 from .store_tasks import StagedPage
 from .store_workers import StoreWorkers, Task
+
+_GRACE_SECONDS: Final = 0.05
+"""A connection that keeps its deadline fails first."""
 
 
 class RemoteOperation(Handle):
@@ -68,8 +71,11 @@ class RemoteOperation(Handle):
             return True
         now = monotonic()
         for task in self.tasks:
-            if not task.is_over and now - workers.last_progress(self.kind, task) < PROGRESS_SECONDS:
+            is_late = now > task.deadline + _GRACE_SECONDS
+            if not task.is_over and not is_late and now - workers.last_progress(self.kind, task) < PROGRESS_SECONDS:
                 return False
+            if is_late:
+                workers.record_late(task)
         self.has_failed = True
         self.cancel()
         return True

@@ -43,6 +43,7 @@ class RemoteRequest(Handle):
         self._committed = kv_cache.num_committed_tokens
         self._num_hits: Final = self._committed // kv_cache.tokens_per_block
         self._names: list[BlockName] = []
+        self._places: dict[bytes, str] = {}
         self._lengths: tuple[tuple[int, int], ...] = ()
         self._operation: RemoteOperation | None = None
         self._step = 0
@@ -95,7 +96,9 @@ class RemoteRequest(Handle):
             raise LogicError("fetch() while another load is under way or not taken; admit its answer, then take() or cancel_remote()")
         if self._state != KNOWN or self.remote_tokens == 0:
             return False
-        operation = level.begin_load(self._number, self._step + 1, self._names, self._committed // level.block_tokens, self._lengths)
+        operation = level.begin_load(
+            self._number, self._step + 1, self._names, self._committed // level.block_tokens, self._lengths, self._places
+        )
         if operation is None:
             return False
         self._step += 1
@@ -186,10 +189,13 @@ class RemoteRequest(Handle):
         if operation is None:
             self._state = KNOWN
 
-    def receive(self, operation: RemoteOperation, lengths: tuple[tuple[int, int], ...], names: list[BlockName]) -> None:
+    def receive(
+        self, operation: RemoteOperation, lengths: tuple[tuple[int, int], ...], names: list[BlockName], places: dict[bytes, str]
+    ) -> None:
         """An answer was admitted."""
         if len(names) > 0 and len(self._names) == 0:
             self._names = names
+            self._places = places
         if operation is not self._operation:
             return
         if self._state == LOOKING:

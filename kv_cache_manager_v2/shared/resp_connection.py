@@ -17,6 +17,7 @@ from .shared_store import (
     PROGRESS_SECONDS,
     REFUSED,
     SILENT,
+    SLOW,
     UNREACHABLE,
     WRONG_SIZE,
     StoreConnection,
@@ -28,6 +29,8 @@ from .shared_store import (
 FORMAT_KEY: Final = b"kvcm/format"
 FORMAT: Final = b"KVCMSHR1"
 
+_GREETING_SECONDS: Final = 3.0
+"""For what is asked before the level sets deadlines: credentials, and at the start the key space."""
 _PIPELINE: Final = 16
 _BUFFER_BYTES: Final = 1 << 14
 _MAX_LINE_BYTES: Final = 4096
@@ -51,6 +54,7 @@ class RespConnection(StoreConnection):
         self._begin = 0
         self._end = 0
         self.last_progress = monotonic()
+        self.deadline = self.last_progress + _GREETING_SECONDS
         try:
             if port < 0:
                 self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -78,6 +82,11 @@ class RespConnection(StoreConnection):
 
     def check(self) -> None:
         self._ask([b"PING"], "refuses a PING: is a password missing")
+        mode = self._describe_server().get("redis_mode", "standalone")
+        if mode != "standalone":
+            # Nodes of a cluster answer MOVED for keys of others, and a Sentinel has none.
+            text = f"the store {self._endpoint} runs as {mode}, which is not spoken here: list servers that stand alone"
+            raise store_error(REFUSED, text)
         self._ask([b"SET", FORMAT_KEY, FORMAT, b"NX"], "refuses to store the format of its keys")
         self._send(_encode([b"GET", FORMAT_KEY]))
         found = self._read_bulk()
@@ -86,6 +95,21 @@ class RespConnection(StoreConnection):
                 f"the store {self._endpoint} has keys of the format {found[:32]!r}, and this release has {FORMAT!r}: give another "
                 f"database or server, or remove what is there"
             )
+
+    def server_id(self) -> str:
+        return self._describe_server().get("run_id", "")
+
+    def _describe_server(self) -> dict[str, str]:
+        """What the server says of itself; nothing if it refuses to."""
+        self._send(_encode([b"INFO", b"server"]))
+        try:
+            text = self._read_bulk() or b""
+        except StoreError as error:
+            if error.cause != REFUSED:
+                raise
+            return {}
+        pairs = [line.partition(":") for line in text.decode(errors="replace").split("\r\n")]
+        return {name: value for name, _colon, value in pairs}
 
     def lookup(self, keys: Sequence[bytes]) -> list[bool]:
         present: list[bool] = []
@@ -166,19 +190,32 @@ class RespConnection(StoreConnection):
         view = memoryview(data)
         try:
             while len(view) > 0:
+                self._await_at_most()
                 count = self._socket.send(view)
                 view = view[count:]
                 self.last_progress = monotonic()
         except OSError as error:
-            cause = SILENT if isinstance(error, TimeoutError) else CUT_OFF
-            raise store_error(cause, f"the store {self._endpoint} takes nothing: {error or type(error).__name__}") from error
+            raise self._failed(error, "takes nothing") from error
+
+    def _await_at_most(self) -> None:
+        """Let the next byte come within `PROGRESS_SECONDS`, and before the deadline."""
+        left = self.deadline - monotonic()
+        if left <= 0:
+            raise TimeoutError("it is too slow for what was asked")
+        self._socket.settimeout(min(PROGRESS_SECONDS, left))
+
+    def _failed(self, error: OSError, what: str) -> StoreError:
+        cause = CUT_OFF
+        if isinstance(error, TimeoutError):
+            cause = SLOW if monotonic() >= self.deadline else SILENT
+        return store_error(cause, f"the store {self._endpoint} {what}: {error or type(error).__name__}")
 
     def _receive(self, target: memoryview) -> int:
         try:
+            self._await_at_most()
             count = self._socket.recv_into(target)
         except OSError as error:
-            cause = SILENT if isinstance(error, TimeoutError) else CUT_OFF
-            raise store_error(cause, f"the store {self._endpoint} does not answer: {error or type(error).__name__}") from error
+            raise self._failed(error, "does not answer") from error
         if count == 0:
             raise store_error(CUT_OFF, f"the store {self._endpoint} has closed the connection")
         self.last_progress = monotonic()
@@ -234,7 +271,7 @@ class RespConnection(StoreConnection):
         length = self._read_length()
         if length < 0:
             return None
-        if length > _MAX_LINE_BYTES:
+        if length > _BUFFER_BYTES:
             raise self._unexpected("GET", b"a value of %d bytes" % length)
         value = bytearray(length)
         self._read_into(memoryview(value))

@@ -18,6 +18,7 @@ The threads are those of `StoreWorkers`. A manager without a shared level knows 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Final
 
@@ -36,20 +37,20 @@ from ..metrics.shared_samples import SharedFacts, SharedSource
 from ..publishing.event_publisher import KVCacheEventPublisher
 from .block_names import BlockName, NameChain
 from .guarded_store import GuardedStore
-from .hash_ring import HashRing
 from .known_pages import KnownPages
 from .line_limit import LineLimit
 from .outgoing_pages import OutgoingPages
 from .page_copies import PageCopies
 from .page_needs import PageNeeds
 from .page_record import RecordLayout, describe_identity_bytes
+from .placement import Placement
 from .remote_operation import RemoteOperation
 from .remote_report import RemoteReport, intersect_ranges, largest_at_most, to_ranges
 from .remote_request import RemoteRequest, require_open
 from .shared_statistics import SharedCounters, SharedStatistics
 from .shared_store import SharedStore, StoreError
 from .staging_slots import EnqueuedCopy, StagingSlots
-from .store_tasks import LoadTask, LookUpTask, RecordSpace, StagedPage, share_out
+from .store_tasks import ClaimTask, LoadTask, LookUpTask, RecordSpace, StagedPage, share_out
 from .store_workers import LOADS, LOOKUPS, StoreWorkers
 
 ON_COMMIT: Final = "commit"
@@ -69,7 +70,7 @@ class SharedLevel(SharedSource):
     are about to be evicted, "off" none.
     ``publisher``: of the manager's events; it tells routers, as blocks on the medium EXTERNAL, what this level knows to be in the store.
     ``claim_seconds``: what the store was not seen to have for so long is asked for beside later look-ups, 64 pages each time, and told as
-    removed where it is gone.
+    removed where it is gone. ``least_bytes_per_second``: a request that moves its bytes more slowly has failed.
 
     `StoreError` if no endpoint can be reached, or all refuse: one of several that does costs a warning, and its keys are misses until it
     answers. `ValueError` for a bad argument, or a store whose keys have another format; `ImportError` without xxhash. Later no store's
@@ -88,6 +89,7 @@ class SharedLevel(SharedSource):
         num_load_threads: int = 2,
         publisher: KVCacheEventPublisher | None = None,
         claim_seconds: float = 60.0,
+        least_bytes_per_second: float = 8 << 20,
     ) -> None:
         if not isinstance(manager, KVCacheManager):
             raise TypeError(f"manager must be a KVCacheManager, not {type(manager).__name__}")
@@ -103,6 +105,9 @@ class SharedLevel(SharedSource):
         num_threads = int(to_int_within(num_load_threads, "num_load_threads", 1, 64))
         if not 0 <= to_number(claim_seconds, "claim_seconds") < math.inf:
             raise ValueError(f"claim_seconds is {claim_seconds}; it must be 0 or more, and finite")
+        rate = float(to_number(least_bytes_per_second, "least_bytes_per_second"))
+        if not 1 <= rate < math.inf:
+            raise ValueError(f"least_bytes_per_second is {least_bytes_per_second}; it must be 1 or more, and finite")
         if publisher is not None and not isinstance(publisher, KVCacheEventPublisher):
             raise TypeError(f"publisher must be a KVCacheEventPublisher, not {type(publisher).__name__}")
         if publisher is not None and not publisher._follows(manager.event_manager):
@@ -128,8 +133,8 @@ class SharedLevel(SharedSource):
         self._needs: Final = PageNeeds(list(life_cycles), config.tokens_per_block)
         self._counters: Final = SharedCounters()
         guarded = GuardedStore(store)
-        ring = HashRing(guarded.endpoints)
-        self._space: Final = RecordSpace(self._layouts, ring, self._needs, self._counters, config.tokens_per_block)
+        placement = Placement(guarded.endpoints)
+        self._space: Final = RecordSpace(self._layouts, placement, self._needs, self._counters, config.tokens_per_block)
         self._stuck_lines: Final = LineLimit()
         self._slot_lines: Final = LineLimit()
         unreachable = _check_endpoints(guarded)
@@ -139,8 +144,9 @@ class SharedLevel(SharedSource):
         except BaseException:
             self._loads.close(False)
             raise
-        self._workers: Final = StoreWorkers(guarded, self._counters, num_threads, unreachable)
+        self._workers: Final = StoreWorkers(guarded, self._counters, num_threads, rate, unreachable)
         self._known: Final = KnownPages(publisher, claim_seconds)
+        self._claims: ClaimTask | None = None
         try:
             self._outgoing: Final = OutgoingPages(manager, self._stores, self._space, self._known, self._workers)
             if write_policy == ON_EVICTION:
@@ -202,18 +208,54 @@ class SharedLevel(SharedSource):
         self._next_request = number + 1
         request = RemoteRequest(self, number, kv_cache)
         tokens = self._find_tokens(kv_cache)
+        self._begin_claims()
         is_behind = self._needs.has_any_states and kv_cache.match_info.state_tokens < kv_cache.num_committed_tokens
         if tokens is None or kv_cache.reuse_scope.lora_id is not None or is_behind:
             request.begin(None)
             return request
         begin = kv_cache.num_committed_tokens // self.block_tokens
-        task = LookUpTask(self._space, kv_cache.reuse_scope, tokens, begin, self._known.list_unseen())
+        task = LookUpTask(self._space, kv_cache.reuse_scope, tokens, begin)
         operation = RemoteOperation(number, 0, LOOKUPS, [task], [], begin, 0, kv_cache.reuse_scope.salt)
         self._requests[number] = request
         self._operations[(number, 0)] = operation
         operation.start(self._workers)
         request.begin(operation)
         return request
+
+    def set_servers(self, store: SharedStore) -> None:
+        """Share through the endpoints of this store from now on: some were added, or taken away. Other processes may do so later.
+
+        What should lie on a new endpoint now is found where it was, and stored anew as prompts come; what was on one that was taken away
+        is lost. Asks the new endpoints for a sign of life, and raises what the constructor does; then nothing has changed.
+        """
+        self.require_usable()
+        if not isinstance(store, SharedStore):
+            raise TypeError(f"store must be a SharedStore, such as ValkeyStore, not {type(store).__name__}")
+        before = self._workers.store.endpoints
+        guarded = GuardedStore(store)
+        unreachable = _check_endpoints(guarded, before)
+        self._workers.set_store(guarded, unreachable)
+        self._space.placement = Placement(guarded.endpoints, before)
+        for endpoint in before:
+            if endpoint not in guarded.endpoints:
+                self._known.forget_endpoint(endpoint)
+
+    def _begin_claims(self) -> None:
+        """Ask whether what is known to be there still is, beside a prompt's own look-up, and where a prompt needs none."""
+        if self._claims is None:
+            claims = self._known.list_unseen()
+            if len(claims) > 0:
+                self._claims = ClaimTask(claims)
+                self._workers.submit(LOOKUPS, self._claims)
+
+    def _settle_claims(self) -> None:
+        task = self._claims
+        if task is not None and task.is_over:
+            self._claims = None
+            self._known.forget(task.absent)
+            self._known.see([key for key in task.seen if key in self._known])
+        while len(self._workers.begun_anew) > 0:
+            self._known.forget_endpoint(self._workers.begun_anew.popleft())
 
     def _find_tokens(self, kv_cache: KVCache) -> bytes | list[TokenIdExt] | None:
         """Of the sequence's prompt; None where it has no whole block behind what it matched."""
@@ -228,6 +270,7 @@ class SharedLevel(SharedSource):
         """What the threads have found out; to be admitted, by this rank alone or reduced with those of the others. Changes no decision."""
         self.require_usable()
         self._outgoing.settle()
+        self._settle_claims()
         answers = []
         for operation in self._operations.values():
             if not operation.is_started:
@@ -293,16 +336,18 @@ class SharedLevel(SharedSource):
             if not operation.is_admitted:
                 operation.is_admitted = True
                 names: list[BlockName] = []
+                places: dict[bytes, str] = {}
                 if operation.kind == LOOKUPS:
                     (task,) = operation.tasks
                     if isinstance(task, LookUpTask) and task.is_over:
                         names = task.names
+                        places = task.places
                         self._learn(task, operation.salt)
                 else:
                     self._unlearn(operation)
                 request = self._requests.get(answer.request)
                 if request is not None:
-                    request.receive(operation, answer.lengths, names)
+                    request.receive(operation, answer.lengths, names, places)
             if answer.is_ended:
                 self._end(operation)
         for request in list(self._requests.values()):
@@ -322,12 +367,11 @@ class SharedLevel(SharedSource):
 
     def _learn(self, task: LookUpTask, salt: int | str | None) -> None:
         self._known.forget(task.absent)
-        self._known.see([key for key in task.seen if key in self._known])
         pages: list[tuple[int, int, bytes]] = []
         for life_cycle, blocks in enumerate(task.present):
             layout = self._layouts[life_cycle]
             pages.extend([(life_cycle, block, layout.key(task.names[block])) for block in sorted(blocks)])
-        self._known.confirm(salt, task.names, pages)
+        self._known.confirm(salt, task.names, pages, task.places)
 
     def _unlearn(self, operation: RemoteOperation) -> None:
         """What did not arrive is not there, as far as is known."""
@@ -347,7 +391,13 @@ class SharedLevel(SharedSource):
             raise LogicError("the shared level belongs to another process, which this one was forked from; make one of its own")
 
     def begin_load(
-        self, request: int, step: int, names: list[BlockName], begin: int, lengths: tuple[tuple[int, int], ...]
+        self,
+        request: int,
+        step: int,
+        names: list[BlockName],
+        begin: int,
+        lengths: tuple[tuple[int, int], ...],
+        places: dict[bytes, str],
     ) -> RemoteOperation | None:
         """Take staging slots for the longest of the lengths that all slots together can have; None if so many are not free."""
         needs = self._needs
@@ -358,8 +408,12 @@ class SharedLevel(SharedSource):
             return None
         wanted = [(block, cycle) for cycle in range(needs.num_life_cycles) for block in needs.list_blocks(cycle, begin, num_blocks)]
         slots = self._loads.take(len(wanted))
-        pages = [StagedPage(cycle, block, names[block], slot) for (block, cycle), slot in zip(wanted, slots, strict=True)]
-        tasks = share_out(self._space, pages, self._num_parts, lambda endpoint, part: LoadTask(self._space, self._loads, endpoint, part))
+        pages: list[StagedPage] = []
+        for (block, cycle), slot in zip(wanted, slots, strict=True):
+            # Lengths that all ranks agree on may need what this rank's own look-up has not asked for.
+            place = places.get(self._layouts[cycle].key(names[block])) or self._space.choices(names, block)[0]
+            pages.append(StagedPage(cycle, block, names[block], slot, place))
+        tasks = share_out(pages, self._num_parts, lambda endpoint, part: LoadTask(self._space, self._loads, endpoint, part))
         operation = RemoteOperation(request, step, LOADS, tasks, pages, begin, num_blocks)
         self._operations[(request, step)] = operation
         if self._loads.are_copies_done(slots):
@@ -469,10 +523,14 @@ class SharedLevel(SharedSource):
             raise LogicError(f"the shared level is inconsistent: {error}") from error
 
 
-def _check_endpoints(store: GuardedStore) -> list[str]:
-    """Those that do not answer, or refuse; `StoreError` if no other is left, `ValueError` for a key space of another format."""
+def _check_endpoints(store: GuardedStore, known: Sequence[str] = ()) -> list[str]:
+    """Those not among the known ones that do not answer, or refuse.
+
+    `StoreError` if no other is left, `ValueError` for a key space of another format."""
     failed: dict[str, StoreError] = {}
     for endpoint in store.endpoints:
+        if endpoint in known:
+            continue
         try:
             connection = store.connect(endpoint)
             try:

@@ -1,9 +1,9 @@
 """The port of the shared level: a store of bytes by name that several processes reach, such as a Valkey server.
 
 A `SharedStore` names its *endpoints*, the servers that fail apart from each other; the level decides which endpoint has which key, and
-opens one `StoreConnection` to each for every thread of its own. A connection's calls block, for `PROGRESS_SECONDS` without a byte moved at
-most where the store's protocol allows that, and raise `StoreError`; the level closes such a connection and opens another one. All that
-waits, retries, counts or cuts off is the level's (`store_workers`), so a store is a few calls.
+opens one `StoreConnection` to each for every thread of its own. A connection's calls block, for `PROGRESS_SECONDS` without a byte moved
+and until the call's deadline at most where the store's protocol allows that, and raise `StoreError`; the level closes such a connection
+and opens another one. All that waits, retries, counts or cuts off is the level's (`store_workers`), so a store is a few calls.
 
 What every store guarantees (`tests/contract` tests each of them):
 - a value is the bytes of one `store` of that key, or part of them: the level verifies each record, and trusts no store further;
@@ -12,6 +12,7 @@ What every store guarantees (`tests/contract` tests each of them):
 - a store that has no room says `StoreFullError`, or evicts.
 """
 
+import math
 from abc import ABCMeta, abstractmethod
 from collections.abc import Sequence
 from typing import Final
@@ -24,13 +25,14 @@ PROGRESS_SECONDS: Final = 0.3
 
 UNREACHABLE: Final = "unreachable"
 SILENT: Final = "silent"
+SLOW: Final = "slow"
 CUT_OFF: Final = "cut_off"
 REFUSED: Final = "refused"
 GARBAGE: Final = "garbage"
 STUCK: Final = "stuck"
-FAILURE_CAUSES: Final = (UNREACHABLE, SILENT, CUT_OFF, REFUSED, GARBAGE, STUCK, "other")
-"""No connection; no byte for `PROGRESS_SECONDS`; the connection ended; an error or a foreign key space; what its protocol does not
-know; a call that does not return, whose request was answered without it."""
+FAILURE_CAUSES: Final = (UNREACHABLE, SILENT, SLOW, CUT_OFF, REFUSED, GARBAGE, STUCK, "other")
+"""No connection; no byte for `PROGRESS_SECONDS`; bytes, but too few until the deadline; the connection ended; an error or a foreign key
+space; what its protocol does not know; a call that does not return, whose request was answered without it."""
 
 MISSING: Final = -1
 WRONG_SIZE: Final = -2
@@ -57,14 +59,19 @@ class StoreFullError(StoreError):
 
 
 class StoreConnection(Handle, metaclass=ABCMeta):
-    """One connection to one endpoint, used by one thread at a time. ``last_progress``: when a byte was last moved, by
-    `time.monotonic`."""
+    """One connection to one endpoint, used by one thread at a time. ``last_progress``: when a byte was last moved, ``deadline``: when the
+    present call has failed, which the level sets; both by `time.monotonic`."""
 
     last_progress: float = 0.0
+    deadline: float = math.inf
 
     @abstractmethod
     def check(self) -> None:
         """Ask the server for a sign of life and for its key space: `StoreError`, or `ValueError` for one of another format."""
+
+    def server_id(self) -> str:
+        """Of the server's present life: another one after it was started again; "" where it says none."""
+        return ""
 
     @abstractmethod
     def lookup(self, keys: Sequence[bytes]) -> list[bool]:
@@ -92,7 +99,9 @@ class StoreConnection(Handle, metaclass=ABCMeta):
 
 
 class SharedStore(Handle, metaclass=ABCMeta):
-    """A store, by its endpoints."""
+    """A store, by its endpoints. ``seconds_per_key``: what a request may take for each key, beside its bytes."""
+
+    seconds_per_key: float = 0.002
 
     @property
     @abstractmethod

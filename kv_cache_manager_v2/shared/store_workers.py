@@ -1,24 +1,28 @@
-"""The threads of a shared level: one for look-ups, some for loads, one for stores, each with connections of its own.
+"""The threads of a shared level: some for look-ups, some for loads, one for stores, each with connections of its own.
 
-A look-up never waits for a transfer. A *task* goes to the queue of its kind and is run by one thread; what it found is in its own fields,
-and `is_over` is set last. An endpoint that fails is left to its breaker. Threads are daemons: they end with the process, whatever holds
-them; at exit they are told to stop, and are waited for half a second. A forked child has none of them, and starts none.
+A look-up never waits for a transfer, nor, while threads are left, for the look-up of another prompt. A *task* goes to the queue of its kind
+and is run by one thread; what it found is in its own fields, and `is_over` is set last. An endpoint that fails is left to its breaker, and
+asked for a sign of life by a thread of its own until it gives one. Where endpoints are silent one after the other, and none answers in
+between, so are all. Threads are daemons: they end with the process, whatever holds them; at exit they are told to stop, and are waited for
+half a second. A forked child has none of them, and starts none.
 """
 
 import atexit
+import math
 import os
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
-from threading import Thread
+from threading import Event, Thread
 from time import monotonic
 from typing import Final
 
 from ..base.package_log import PackageLog
-from .circuit_breaker import CircuitBreaker
+from .circuit_breaker import PROBE_SECONDS, CircuitBreaker
 from .guarded_store import GuardedConnection, GuardedStore
 from .shared_statistics import KINDS, SharedCounters
-from .shared_store import REFUSED, StoreError, StoreFullError, store_error
+from .shared_store import PROGRESS_SECONDS, SILENT, SLOW, StoreError, StoreFullError, store_error
 
 LOOKUPS: Final = 0
 LOADS: Final = 1
@@ -27,17 +31,23 @@ STORES: Final = 2
 _EXIT_SECONDS: Final = 0.5
 _CLOSE_SECONDS: Final = 2.0
 _FULL_SECONDS: Final = 1.0
+_NUM_LOOKUP_THREADS: Final = 4
+_SILENCES_OF_ALL: Final = 3
+"""By silence, in a row, of whichever endpoints, after which each is left alone until it gives a sign of life."""
 
 _logger: Final = PackageLog("kv_cache_manager_v2")
 
 
 class Task(ABC):
-    """Work for one thread. ``progress``: when it last moved a byte, by `time.monotonic`."""
+    """Work for one thread. ``progress``: when it last moved a byte, ``deadline``: when its present call has failed, by `time.monotonic`."""
 
     def __init__(self) -> None:
         self.is_cancelled = False
         self.is_running = False
         self.is_over = False
+        self.deadline = math.inf
+        self.endpoint = ""
+        """That is asked at present; "" for none."""
         self._begun = monotonic()
         self._connection: GuardedConnection | None = None
 
@@ -51,9 +61,21 @@ class Task(ABC):
         self._begun = monotonic()
         self.is_running = True
 
-    def use(self, connection: GuardedConnection | None) -> None:
-        """The thread is about to ask that connection."""
+    def enter(self, endpoint: str, deadline: float) -> None:
+        """The thread is about to ask that endpoint."""
+        self.endpoint = endpoint
+        self.deadline = deadline
+
+    def use(self, connection: GuardedConnection) -> None:
+        """By that connection."""
         self._connection = connection
+
+    def leave(self) -> None:
+        """The endpoint was asked."""
+        self._begun = monotonic()
+        self._connection = None
+        self.deadline = math.inf
+        self.endpoint = ""
 
     @abstractmethod
     def run(self, calls: "EndpointCalls") -> None:
@@ -68,15 +90,19 @@ class EndpointCalls:
         self._kind: Final = kind
         self._open: Final[dict[str, GuardedConnection]] = {}
 
-    def call(self, task: Task, endpoint: str, function: Callable[[GuardedConnection], None]) -> bool:
-        """Let the function ask the endpoint. False if it failed, or the breaker is open; a store that is full has answered."""
+    def call(self, task: Task, endpoint: str, function: Callable[[GuardedConnection], None], num_keys: int, num_bytes: int = 0) -> bool:
+        """Let the function ask the endpoint. False if it failed, or the breaker is open; a store that is full has answered.
+
+        It has `PROGRESS_SECONDS`, and what so many keys and bytes take at the least rate; what takes longer counts as a failure.
+        """
         workers = self._workers
-        breaker = workers.breakers[endpoint]
-        if workers.is_closing or not breaker.allows(monotonic()):
+        if workers.is_closing or not workers.asks(endpoint):
             workers.counters.add("refusals")
             return False
         error: StoreError | None = None
         begun = monotonic()
+        deadline = begun + PROGRESS_SECONDS + workers.store.seconds_of(num_keys) + num_bytes / workers.least_rate
+        task.enter(endpoint, deadline)
         for _attempt in range(2):
             connection = self._open.get(endpoint)
             is_new = connection is None
@@ -85,13 +111,14 @@ class EndpointCalls:
                     connection = workers.store.connect(endpoint)
                     self._open[endpoint] = connection
                     workers.connections.add(connection)
-                    workers.check_late(endpoint, connection)
+                connection.set_deadline(deadline)
                 task.use(connection)
+                if is_new:
+                    workers.note_life(endpoint, connection.server_id())
                 function(connection)
                 error = None
             except StoreFullError as full:
                 workers.record_full(endpoint, full)
-                task.use(None)
                 break
             except StoreError as failure:
                 error = failure
@@ -100,13 +127,22 @@ class EndpointCalls:
                 # Of a store's own code, as asyncio's and pyo3's: the thread is for the next request too.
                 error = workers.store.failed(endpoint, self._kind, failure)
                 self._drop(endpoint)
-            task.use(None)
             # A server that was restarted has closed old connections: that alone is no failure of the one that is there now.
             if error is None or is_new or isinstance(error.__cause__, TimeoutError):
                 break
-        workers.counters.add_time(self._kind, monotonic() - begun)
-        workers.record_result(endpoint, breaker, error)
+        task.leave()
+        ended = monotonic()
+        workers.counters.add_time(self._kind, ended - begun)
+        if error is None and ended > deadline:
+            late = store_error(SLOW, f"the store {endpoint} took {ended - begun:.1f} s for {num_keys} keys and {num_bytes} bytes")
+            workers.record_result(endpoint, late)
+            return True
+        workers.record_result(endpoint, error)
         return error is None
+
+    def choose(self, endpoints: list[str]) -> str:
+        """The first that is asked at present."""
+        return next((endpoint for endpoint in endpoints if self._workers.asks(endpoint)), endpoints[0])
 
     def _drop(self, endpoint: str) -> None:
         connection = self._open.pop(endpoint, None)
@@ -133,22 +169,26 @@ class _Pool:
 
 
 class StoreWorkers:
-    """``breakers``, by endpoint: those of ``unreachable`` begin open. ``connections``: those that are open, of all threads."""
+    """``breakers``, by endpoint: those of ``unreachable`` begin open. ``connections``: those that are open, of all threads.
+    ``begun_anew``: endpoints that were started again since; the caller takes them."""
 
-    def __init__(self, store: GuardedStore, counters: SharedCounters, num_load_threads: int, unreachable: list[str]) -> None:
-        self.store: Final = store
+    def __init__(
+        self, store: GuardedStore, counters: SharedCounters, num_load_threads: int, least_rate: float, unreachable: list[str]
+    ) -> None:
+        self.store = store
         self.counters: Final = counters
+        self.least_rate: Final = least_rate
         self.breakers: Final = {endpoint: CircuitBreaker() for endpoint in store.endpoints}
-        self._unchecked: Final = set(unreachable)
-        for endpoint in unreachable:
-            self.breakers[endpoint].open(monotonic())
+        self._num_silences = 0
+        self._probes: Final[list[Thread]] = []
+        self._closing: Final = Event()
+        self._lives: Final[dict[str, str]] = {}
+        self.begun_anew: Final[deque[str]] = deque()
         self.connections: Final[set[GuardedConnection]] = set()
-        self._foreign: Final[set[str]] = set()
-        self.is_closing = False
         self._full_until = 0.0
         self._process: Final = os.getpid()
         self._pools: Final = [_Pool() for _kind in (LOOKUPS, LOADS, STORES)]
-        for kind, count in ((LOOKUPS, 1), (LOADS, num_load_threads), (STORES, 1)):
+        for kind, count in ((LOOKUPS, _NUM_LOOKUP_THREADS), (LOADS, num_load_threads), (STORES, 1)):
             for number in range(count):
                 pool = self._pools[kind]
                 name = f"kvcm shared {('look-ups', 'loads', 'stores')[kind]} {number}"
@@ -157,6 +197,11 @@ class StoreWorkers:
             for thread in pool.threads:
                 thread.start()
         atexit.register(self._end_at_exit)
+        self._leave_alone(unreachable)
+
+    @property
+    def is_closing(self) -> bool:
+        return self._closing.is_set()
 
     @property
     def is_foreign(self) -> bool:
@@ -171,8 +216,26 @@ class StoreWorkers:
     @property
     def is_deaf(self) -> bool:
         """Whether no endpoint would be asked just now."""
-        now = monotonic()
-        return all([breaker.refuses(now) for breaker in self.breakers.values()])
+        return all([breaker.is_open for breaker in list(self.breakers.values())])
+
+    def asks(self, endpoint: str) -> bool:
+        """Whether the endpoint is asked at present: it is one of the store's, and does not fail."""
+        breaker = self.breakers.get(endpoint)
+        return breaker is not None and not breaker.is_open
+
+    def set_store(self, store: GuardedStore, unreachable: list[str]) -> None:
+        """Other endpoints, from the next call of a thread on."""
+        self.store = store
+        for endpoint in [endpoint for endpoint in self.breakers if endpoint not in store.endpoints]:
+            del self.breakers[endpoint]
+        for endpoint in store.endpoints:
+            self.breakers.setdefault(endpoint, CircuitBreaker())
+        self._leave_alone(unreachable)
+
+    def _leave_alone(self, unreachable: list[str]) -> None:
+        for endpoint in unreachable:
+            if self.breakers[endpoint].record_failure(opens=True):
+                self._begin_probes(endpoint)
 
     def submit(self, kind: int, task: Task) -> None:
         self._pools[kind].queue.put(task)
@@ -193,18 +256,18 @@ class StoreWorkers:
             self._end(_EXIT_SECONDS)
 
     def _end(self, seconds: float) -> bool:
-        self.is_closing = True
+        self._closing.set()
         for pool in self._pools:
             for _thread in pool.threads:
                 pool.queue.put(None)
         deadline = monotonic() + seconds
-        for pool in self._pools:
-            for thread in pool.threads:
-                while thread.is_alive() and monotonic() < deadline:
-                    for connection in list(self.connections):
-                        connection.abort()
-                    thread.join(0.05)
-        return not any([thread.is_alive() for pool in self._pools for thread in pool.threads])
+        threads = [*[thread for pool in self._pools for thread in pool.threads], *self._probes]
+        for thread in threads:
+            while thread.is_alive() and monotonic() < deadline:
+                for connection in list(self.connections):
+                    connection.abort()
+                thread.join(0.05)
+        return not any([thread.is_alive() for thread in threads])
 
     # -- on the threads -----------------------------------------------------------------------------------------------
 
@@ -226,18 +289,45 @@ class StoreWorkers:
             task.is_over = True
         calls.close()
 
-    def check_late(self, endpoint: str, connection: GuardedConnection) -> None:
-        """Ask a server that did not answer at the start for its key space, before anything else: `StoreError` if it is a foreign one."""
-        if endpoint not in self._unchecked:
-            return
-        try:
-            connection.check()
-        except ValueError as error:
-            if endpoint not in self._foreign:
-                self._foreign.add(endpoint)
-                _logger.error("the shared store %s is not used: %s", endpoint, error)
-            raise store_error(REFUSED, str(error)) from error
-        self._unchecked.discard(endpoint)
+    def _open(self, endpoint: str, reason: object) -> None:
+        """Its breaker opens: ask for signs of life instead."""
+        _logger.warning("the shared store %s is not asked until it answers again: %s", endpoint, reason)
+        self._begin_probes(endpoint)
+
+    def _begin_probes(self, endpoint: str) -> None:
+        self._probes[:] = [thread for thread in self._probes if thread.is_alive()]
+        thread = Thread(target=self._probe, args=(endpoint,), name=f"kvcm shared probe {endpoint}", daemon=True)
+        self._probes.append(thread)
+        thread.start()
+
+    def _probe(self, endpoint: str) -> None:
+        """Ask for a sign of life and the key space until there is one; a foreign key space is none, and logged."""
+        was_foreign = False
+        while not self._closing.wait(PROBE_SECONDS) and endpoint in self.breakers:
+            connection: GuardedConnection | None = None
+            try:
+                connection = self.store.connect(endpoint)
+                self.connections.add(connection)
+                connection.check()
+                self.record_result(endpoint, None)
+                return
+            except StoreError as error:
+                self.counters.add_failure(error.cause)
+            except ValueError as error:
+                if not was_foreign:
+                    was_foreign = True
+                    _logger.error("the shared store %s is not used: %s", endpoint, error)
+            finally:
+                if connection is not None:
+                    self.connections.discard(connection)
+                    connection.close()
+
+    def note_life(self, endpoint: str, life: str) -> None:
+        """A new connection has found the server in that life: in another one than before it may have lost everything."""
+        if life not in ("", self._lives.setdefault(endpoint, life)):
+            self._lives[endpoint] = life
+            self.begun_anew.append(endpoint)
+            _logger.inform("the shared store %s was started again: what was in it is asked for anew", endpoint)
 
     def record_full(self, endpoint: str, error: StoreFullError) -> None:
         self.counters.add("full_stores")
@@ -245,13 +335,29 @@ class StoreWorkers:
             _logger.warning("the shared level stores nothing for a second: %s", error)
         self._full_until = monotonic() + _FULL_SECONDS
 
-    def record_result(self, endpoint: str, breaker: CircuitBreaker, error: StoreError | None) -> None:
+    def record_late(self, task: Task) -> None:
+        """Its request was answered without it: the endpoint that holds it has failed, whatever it may say later."""
+        endpoint = task.endpoint
+        breaker = self.breakers.get(endpoint)
+        if breaker is not None and breaker.record_failure():
+            self._open(endpoint, "a call does not return")
+
+    def record_result(self, endpoint: str, error: StoreError | None) -> None:
+        breaker = self.breakers.get(endpoint)
+        if breaker is None:
+            return  # it was taken away meanwhile
         if error is None:
+            self._num_silences = 0
             if breaker.record_success():
                 _logger.inform("the shared store %s answers again", endpoint)
             return
         if self.is_closing:
             return
         self.counters.add_failure(error.cause)
-        if breaker.record_failure(monotonic()):
-            _logger.warning("the shared store %s is not asked until it answers again: %s", endpoint, error)
+        self._num_silences += error.cause in (SILENT, SLOW)
+        if breaker.record_failure():
+            self._open(endpoint, error)
+        if self._num_silences >= _SILENCES_OF_ALL:
+            for other, other_breaker in list(self.breakers.items()):
+                if other_breaker.record_failure(opens=True):
+                    self._open(other, "others are silent")

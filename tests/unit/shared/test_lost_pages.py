@@ -60,7 +60,7 @@ def test_an_answer_that_cannot_be_evaluated_costs_its_own_request_only() -> None
         operation = rank.level._operations[(bad.number, 1)]
         task, page = operation.tasks[0], operation.pages[0]
         assert isinstance(task, LoadTask)
-        task.whole.append(StagedPage(99, page.ordinal, page.name, page.slot))  # there is no such layer group
+        task.whole.append(StagedPage(99, page.ordinal, page.name, page.slot, page.endpoint))  # there is no such layer group
         rank.wait(lambda: bad.arrived_tokens is not None and good.arrived_tokens is not None)
         assert (bad.arrived_tokens, good.arrived_tokens) == (0, 32)
         assert good.take() and bad.take()

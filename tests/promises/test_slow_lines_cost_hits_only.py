@@ -1,0 +1,349 @@
+"""A line that trickles, servers that hang together, a store that has lost all: each costs hits for a moment, and no prompt its time."""
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from threading import Lock
+from typing import Any
+
+import pytest
+from fake_valkey_server import FakeServer
+from shared_models import MODEL, Rank, Server, shared_config, wait_until
+
+from kv_cache_manager_v2.shared import MemoryStore, ObjectStore, RemoteRequest, SharedLevel, StoreError, ValkeyStore
+from kv_cache_manager_v2.shared.store_tasks import ASKED_AT_ONCE
+
+TEXTS = [[1000 * number + position for position in range(17)] for number in range(1, 17)]
+ANSWERED = 0.3 + 0.3
+"""Seconds: 300 ms without a byte, or the least rate's time for so little; and what a busy machine takes."""
+
+
+@pytest.fixture
+def servers() -> Iterator[list[FakeServer]]:
+    started = [FakeServer() for _number in range(4)]
+    yield started
+    for server in started:
+        server.close()
+
+
+ROOM: Any = {"store_bytes": 4 << 20, "load_bytes": 4 << 20}
+"""Staging slots for a prompt of 300 blocks."""
+
+
+def fill(*servers: FakeServer, texts: list[list[int]] = TEXTS) -> ValkeyStore:
+    store = ValkeyStore([server.address for server in servers])
+    with Rank(store, shared_config(gpu_slots=2000), **ROOM) as writer:
+        for text in texts:
+            writer.run(text)
+            writer.drain()
+    return store
+
+
+def seconds_until(rank: Rank, is_reached: Callable[[], bool]) -> float:
+    begun = time.monotonic()
+    rank.wait(is_reached, 30.0)
+    return time.monotonic() - begun
+
+
+def is_answered(request: RemoteRequest) -> bool:
+    return request.remote_tokens is not None
+
+
+@pytest.mark.parametrize("piece", [(1, 0.25), (4, 0.2)])
+def test_a_look_up_over_a_line_that_trickles_is_cut_off(servers: list[FakeServer], piece: tuple[int, float]) -> None:
+    store = fill(servers[0])
+    with Rank(store, write_policy="off") as rank:
+        servers[0].piece = piece
+        requests = [rank.begin(text) for text in TEXTS[:6]]
+        assert seconds_until(rank, lambda: all(request.remote_tokens is not None for request in requests)) < 2 * ANSWERED
+        rank.wait(lambda: rank.level.failed_endpoints == (servers[0].address,))
+        assert rank.level.read_facts().failures["slow"] > 0
+        # From here on it is not asked.
+        requests.append(rank.begin(TEXTS[7]))
+        assert seconds_until(rank, partial(is_answered, requests[-1])) < 0.2
+        servers[0].piece = None
+        for request in requests:
+            request.kv_cache.close()
+
+        def is_back() -> bool:
+            rank.forget()
+            return rank.run(TEXTS[9]) == 16
+
+        wait_until(is_back)
+
+
+def test_a_load_over_a_line_that_trickles_is_cut_off(servers: list[FakeServer]) -> None:
+    store = fill(servers[0])
+    with Rank(store, write_policy="off", least_bytes_per_second=1 << 20) as rank:
+        request = rank.begin(TEXTS[0])
+        rank.wait(lambda: request.remote_tokens == 16)
+        assert request.kv_cache.resume()
+        servers[0].piece = (64, 0.2)  # four pages of some 400 bytes would take 5 s
+        assert request.fetch()
+        assert seconds_until(rank, lambda: request.arrived_tokens is not None) < 2 * ANSWERED
+        assert request.arrived_tokens is not None and request.arrived_tokens < 16
+        rank.wait(lambda: rank.level.num_quarantined == 0)
+        servers[0].piece = None
+        rank.compute(request, TEXTS[0])
+
+
+def test_prompts_on_healthy_servers_do_not_wait_for_one_that_trickles(servers: list[FakeServer]) -> None:
+    store = fill(*servers)
+    slow = servers[0]
+    with Rank(store, write_policy="off") as rank:
+        slow.piece = (1, 0.1)
+        requests = {number: rank.begin(text) for number, text in enumerate(TEXTS)}
+        elsewhere = [number for number, text in enumerate(TEXTS) if len(held_by(slow, text, rank)) == 0]
+        assert 0 < len(elsewhere) < len(TEXTS)
+        took = seconds_until(rank, lambda: all(request.remote_tokens is not None for request in requests.values()))
+        assert took < 4 * ANSWERED
+        assert all(requests[number].remote_tokens == 16 for number in elsewhere)
+        slow.piece = None
+        for request in requests.values():
+            request.kv_cache.close()
+
+
+def held_by(server: FakeServer, text: list[int], rank: Rank) -> list[bytes]:
+    """The text's keys on that server: an engine of its own says which they are."""
+    alone = MemoryStore()
+    with Rank(alone) as writer:
+        writer.run(text)
+        writer.drain()
+    return [key for key in alone.keys() if key in server.values]
+
+
+def test_servers_that_hang_together_are_left_alone(servers: list[FakeServer]) -> None:
+    store = fill(*servers)
+    with Rank(store, write_policy="off") as rank:
+        for server in servers:
+            server.thawed.clear()
+        for text in TEXTS[:8]:
+            assert rank.run(text) == 0
+        assert set(rank.level.failed_endpoints) == {server.address for server in servers}
+        # Probes go on beside, and no prompt waits for one.
+        for text in TEXTS[8:14]:
+            request = rank.begin(text)
+            assert seconds_until(rank, partial(is_answered, request)) < 0.2
+            rank.compute(request, text)
+        for server in servers:
+            server.thawed.set()
+        rank.wait(lambda: rank.level.failed_endpoints == ())
+        rank.forget()
+        assert rank.run(TEXTS[15]) == 16
+
+
+# -- what is asked, and what is written ----------------------------------------------------------------------------------
+
+
+def test_engines_that_compute_the_same_write_it_once(servers: list[FakeServer]) -> None:
+    server = servers[0]
+    store = ValkeyStore([server.address])
+    text = list(range(401))
+    for number in range(6):
+        with Rank(store, shared_config(gpu_slots=200), write_policy="commit") as rank:
+            # None of them looks it up first: they have begun at the same time, say.
+            request = rank.begin(text)
+            rank.compute(request, text)
+            rank.drain()
+        written = server.commands.count(b"SET") - 1 - number  # the format of keys, at each start
+        assert written == 100
+    assert len(server.values) == 101
+
+
+def test_a_cold_prompt_is_asked_for_in_parts(servers: list[FakeServer]) -> None:
+    server = servers[0]
+    with Rank(ValkeyStore([server.address]), shared_config(gpu_slots=64)) as rank:
+        before = server.commands.count(b"EXISTS")
+        request = rank.begin(list(range(4 * 8192 + 1)))
+        rank.wait(lambda: request.remote_tokens == 0)
+        assert server.commands.count(b"EXISTS") - before == ASKED_AT_ONCE
+        request.kv_cache.close()
+
+
+def test_windows_are_asked_for_what_the_longest_prefix_needs(servers: list[FakeServer]) -> None:
+    server = servers[0]
+    text = list(range(4 * 200 + 1))
+    store = ValkeyStore([server.address])
+    with Rank(store, shared_config((None, 8), gpu_slots=1000)) as writer:
+        writer.run(text)
+        writer.drain()
+    with Rank(store, shared_config((None, 8), gpu_slots=1000)) as rank:
+        before = server.commands.count(b"EXISTS")
+        request = rank.begin(text)
+        rank.wait(lambda: request.remote_tokens == 800)
+        # All 200 blocks of the layers that read everything; of the window of 8 tokens, which the next one is in, two blocks of 4.
+        assert server.commands.count(b"EXISTS") - before == 200 + 2
+        rank.load(request)
+        rank.compute(request, text)
+
+
+@pytest.mark.parametrize("tail", [1, 3])
+def test_a_store_that_comes_back_empty_is_filled_again(tail: int) -> None:
+    """Also by an engine whose prompts have no whole block to look up."""
+    text = list(range(500, 516 + tail))
+    with Server() as real:
+        store = ValkeyStore([real.address])
+        with Rank(store, write_policy="second_hit") as rank, Rank(store, write_policy="off") as other:
+            for _turn in range(3):
+                rank.run(text)
+            rank.drain()
+            assert other.run(text) == 16
+            real.kill()
+            real.start()
+            begun = time.monotonic()
+
+            def is_back() -> bool:
+                rank.run(text)
+                rank.settle()
+                other.forget()
+                return other.run(text) == 16
+
+            wait_until(is_back)
+            assert time.monotonic() - begun < 3.0  # 1 s where the machine is not busy
+
+
+# -- several servers ------------------------------------------------------------------------------------------------------
+
+
+def long_text(number: int) -> list[int]:
+    """300 blocks, and one token."""
+    return [10_000 * number + position for position in range(1201)]
+
+
+def test_what_is_stored_while_a_server_is_away_is_found_on_another_one(servers: list[FakeServer]) -> None:
+    texts = [long_text(number) for number in range(6)]
+    store = fill(*servers, texts=texts)
+    config = shared_config(gpu_slots=4000)
+    with Rank(store, config, **ROOM) as rank, Rank(store, config, write_policy="off", **ROOM) as other:
+        servers[1].reply = lambda words: b"-ERR away\r\n"
+        first = [rank.run(text) for text in texts]
+        assert 0 < sum(first) < 1200 * len(texts)
+        rank.drain()
+        for text in texts:  # what was to be stored before the breaker opened was dropped
+            rank.forget()
+            rank.run(text)
+            rank.drain()
+        # They were computed, and stored where they are found.
+        assert [other.run(text) for text in texts] == [1200] * len(texts)
+        servers[1].reply = None
+
+
+def test_an_engine_that_lists_one_server_more_finds_what_others_have_stored(servers: list[FakeServer]) -> None:
+    texts = [long_text(number) for number in range(6)]
+    fill(*servers[:3], texts=texts)
+    with Rank(ValkeyStore([server.address for server in servers]), shared_config(gpu_slots=4000), write_policy="off", **ROOM) as rank:
+        assert [rank.run(text) for text in texts] == [1200] * len(texts)
+
+
+def test_servers_are_added_and_taken_while_prompts_run(servers: list[FakeServer]) -> None:
+    texts = [long_text(number) for number in range(4)]
+    store = fill(*servers[:2], texts=texts)
+    with Rank(store, shared_config(gpu_slots=4000), **ROOM) as rank:
+        assert rank.run(texts[0]) == 1200
+        rank.level.set_servers(ValkeyStore([server.address for server in servers]))
+        assert rank.run(texts[1]) == 1200
+        rank.level.set_servers(ValkeyStore([server.address for server in servers[1:]]))
+        rank.forget()
+        before = len(servers[0].commands)
+        for text in texts:
+            rank.run(text)
+        rank.drain()
+        rank.forget()
+        assert [rank.run(text) for text in texts] == [1200] * len(texts)
+        assert len(servers[0].commands) == before, "it was taken away, and is not asked"
+        assert rank.level.failed_endpoints == ()
+
+
+@pytest.mark.parametrize("mode", ["cluster", "sentinel"])
+def test_a_cluster_or_sentinel_is_refused_by_its_name(servers: list[FakeServer], mode: str) -> None:
+    text = b"redis_mode:%b\r\nrun_id:1\r\n" % mode.encode()
+    servers[0].reply = lambda words: b"$%d\r\n%b\r\n" % (len(text), text) if words[0] == b"INFO" else None
+    with Rank(MemoryStore()) as rank:
+        with pytest.raises(StoreError, match=f"runs as {mode}"):
+            SharedLevel(rank.manager, ValkeyStore([servers[0].address]), MODEL)
+
+
+# -- object stores ----------------------------------------------------------------------------------------------------------
+
+
+class SlowObjects:
+    """An object store that takes 15 ms for each request, whatever else is under way."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+        self.lock = Lock()
+        self.inside = 0
+        self.most_inside = 0
+
+    def wait(self) -> None:
+        with self.lock:
+            self.inside += 1
+            self.most_inside = max(self.most_inside, self.inside)
+        time.sleep(0.015)
+        with self.lock:
+            self.inside -= 1
+
+    def get(self, path: str) -> Any:
+        self.wait()
+        if path not in self.values:
+            raise FileNotFoundError(path)
+        return SlowObject(self.values[path])
+
+    def put(self, path: str, value: bytes) -> None:
+        self.wait()
+        self.values[path] = bytes(value)
+
+    def head(self, path: str) -> Any:
+        self.wait()
+        if path not in self.values:
+            raise FileNotFoundError(path)
+        return {}
+
+    def delete(self, path: str) -> None:
+        self.values.pop(path, None)
+
+
+class SlowObject:
+    def __init__(self, value: bytes) -> None:
+        self.value = value
+        self.meta = {"size": len(value)}
+
+    def bytes(self) -> bytes:
+        return self.value
+
+
+def test_an_object_store_is_asked_side_by_side() -> None:
+    pytest.importorskip("obstore", reason="ObjectStore needs obstore")
+    objects = SlowObjects()
+    text = long_text(1)
+    with Rank(ObjectStore(objects), shared_config(gpu_slots=400), **ROOM) as writer:
+        writer.run(text)
+        writer.drain()
+    with Rank(ObjectStore(objects), shared_config(gpu_slots=400), write_policy="off", **ROOM) as rank:
+        request: RemoteRequest = rank.begin(text)
+        # 300 requests of 15 ms: 4.5 s one after the other.
+        assert seconds_until(rank, lambda: request.remote_tokens == 1200) < 2.0
+        assert objects.most_inside > 8
+        rank.load(request)
+        rank.compute(request, text)
+
+
+def test_the_first_error_of_an_object_store_ends_the_rest() -> None:
+    pytest.importorskip("obstore", reason="ObjectStore needs obstore")
+    objects = SlowObjects()
+    connection = ObjectStore(objects).connect("objects")
+
+    def refuse(path: str) -> Any:
+        raise OSError("no more")
+
+    objects.__dict__["head"] = refuse
+    with pytest.raises(Exception, match="no more"):
+        connection.lookup([b"a"] * 100)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, float("nan"), float("inf")])
+def test_a_rate_is_a_rate(wrong: float) -> None:
+    with Rank(MemoryStore()) as rank:
+        with pytest.raises(ValueError, match="least_bytes_per_second"):
+            SharedLevel(rank.manager, MemoryStore(), MODEL, least_bytes_per_second=wrong)
+
