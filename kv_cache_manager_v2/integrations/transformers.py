@@ -372,10 +372,11 @@ def _list_paddings(prompts: npt.NDArray[np.int64], attention_mask: torch.Tensor 
 
 
 def _make_scope(state: str, padding: int, scope: ReuseScope | None) -> ReuseScope | None:
-    """Of a row: of the model's state, and of its padding, which shifts positions and so makes other keys of the same tokens."""
-    salt = None if scope is None else scope.salt
-    if padding > 0:
-        salt = f"padding {padding} {salt!r}"
-    if state:
-        salt = f"{state} {salt!r}"
-    return scope if padding == 0 and not state else ReuseScope(None if scope is None else scope.lora_id, salt)
+    """Of a row: of the model's state, and of its padding, which shifts positions and so makes other keys of the same tokens.
+
+    A text that begins with "(" is always one of these three, so no caller's salt is another scope's.
+    """
+    lora_id, salt = (None, None) if scope is None else (scope.lora_id, scope.salt)
+    if not state and padding == 0 and not (isinstance(salt, str) and salt.startswith("(")):
+        return scope
+    return ReuseScope(lora_id, repr((state, padding, salt)))

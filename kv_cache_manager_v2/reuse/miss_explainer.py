@@ -39,7 +39,7 @@ from .token_packing import TOKEN_BYTES
 @final
 @mypyc_attr(native_class=True)
 class MissExplainer:
-    __slots__ = ("_tree", "_history", "_tokens_per_block", "_incomplete", "_checks_parts")
+    __slots__ = ("_tree", "_history", "_tokens_per_block", "_incomplete", "_checks_parts", "_unused_part")
 
     _tree: Final[RadixTree]
     _history: Final[BlockHistory]
@@ -49,15 +49,19 @@ class MissExplainer:
 
     _checks_parts: Final[bool]
     """Whether the match may have left out tokens that a block here begins with."""
+    _unused_part: Final[i64]
+    """The cause where the match has, right behind its end."""
 
     def __init__(
-        self, tree: RadixTree, history: BlockHistory, tokens_per_block: int, has_recurrent_layers: bool, checks_parts: bool
+        self, tree: RadixTree, history: BlockHistory, tokens_per_block: int, has_recurrent_layers: bool, checks_parts: bool,
+        is_partial_reuse_enabled: bool,
     ) -> None:
         self._checks_parts = checks_parts
         self._tree = tree
         self._history = history
         self._tokens_per_block = tokens_per_block
         self._incomplete = NO_SNAPSHOT if has_recurrent_layers else WINDOW_BROKEN
+        self._unused_part = self._incomplete if is_partial_reuse_enabled else PARTIAL_BLOCK
 
     def explain(
         self, root: Block, packed: bytes, match: Match, num_untrimmed: i64, misses: vec[i64], misses_at: i64,
@@ -88,6 +92,7 @@ class MissExplainer:
             text = hash_block(text, packed[planned * size * TOKEN_BYTES : (planned + 1) * size * TOKEN_BYTES])
         scope = self._history.scope_of(root.first_page)
         is_gone_before = False
+        unused_part = self._unused_part
         while ordinal * size < num_tokens:
             end = (ordinal + 1) * size
             if end > num_tokens:
@@ -106,6 +111,7 @@ class MissExplainer:
                 if end > position:
                     misses[misses_at + self._incomplete] += end - position
                     position = end
+                    unused_part = self._incomplete
                 ordinal += 1
                 continue
             text = hash_block(text, key)
@@ -116,9 +122,10 @@ class MissExplainer:
                     num_shared = count_shared_with_children(self._tree, node, key)
                 elif is_gone_before and end < (ordinal + 1) * size:
                     num_shared = end - ordinal * size
+                    unused_part = PARTIAL_BLOCK
                 shared_end = ordinal * size + num_shared
                 if shared_end > position:
-                    misses[misses_at + PARTIAL_BLOCK] += shared_end - position
+                    misses[misses_at + unused_part] += shared_end - position
                     position = shared_end
                 misses[misses_at + NOT_REMEMBERED] += num_tokens - position
                 return

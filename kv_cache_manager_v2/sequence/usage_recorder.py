@@ -155,14 +155,14 @@ def make_usage_recorder(tree: RadixTree, life_cycles: LifeCycleRegistry, config:
     history = BlockHistory(storage.rows, int(num_entries), config.block_times_sampling)
     tree.history = history
     has_state = life_cycles.state_life_cycle_id is not None
-    has_windows = any([cycle.window_size is not None for cycle in life_cycles])
     # Where nothing but the tokens decides, a match takes all that a block begins with.
-    checks_parts = has_state or has_windows or not config.enable_partial_reuse
+    checks_parts = has_state or not config.enable_partial_reuse or any([cycle.window_size is not None for cycle in life_cycles])
     losses: RoomLosses | None = None
     if config.rebalance.weighs_reuse and storage.num_pool_groups > 1 and find_full_group(storage, life_cycles) >= 0:
         losses = RoomLosses(tree, history, life_cycles, config.tokens_per_block)
         storage.room_watch = losses
-    return UsageRecorder(storage, MissExplainer(tree, history, config.tokens_per_block, has_state, checks_parts), losses)
+    explainer = MissExplainer(tree, history, config.tokens_per_block, has_state, checks_parts, config.enable_partial_reuse)
+    return UsageRecorder(storage, explainer, losses)
 
 
 def count_hits_by_level(state: SequenceState, counts: vec[i64], hits_at: i64) -> None:

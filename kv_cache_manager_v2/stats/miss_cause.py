@@ -26,7 +26,7 @@ class MissCause(IntEnum):
     SHRUNK: the blocks were dropped as their tier was made smaller. DROPPED: the blocks were cleared, or dropped on request.
     WINDOW_BROKEN: the blocks are cached, but a windowed layer lacks pages of the window at every longer prefix. NO_SNAPSHOT: the
     blocks are cached, but there is no recurrent state at a later position. PARTIAL_BLOCK: a cached block begins with the same
-    tokens and could not serve them (partial reuse is off, or it lacks pages); or the prompt ends inside a block whose predecessors
+    tokens, and partial reuse is off; or the prompt ends inside a block whose predecessors
     are gone, as the history has no parts of blocks. OTHER_SCOPE: another reuse scope has, or had, the same tokens. LOAD_FAILED: the
     blocks were cached, and their bytes were lost in a transfer, or a disk could not read them. BACKOFF: `reuse_match_backoff`
     shortened the match, or level 0 has too few slots to resume with all of it.

@@ -144,6 +144,20 @@ def test_padding_that_the_pool_was_not_told(family: str) -> None:
         assert torch.equal(plain, alone(model, prompt))
 
 
+@pytest.mark.parametrize("salt", ["padding 9 None", "('', 9, None)", repr(("", 9, "('', 9, None)"))])
+def test_no_salt_is_the_scope_of_a_padded_row(model: Any, salt: str) -> None:
+    prompt = draw_tokens(1, 40, seed=6)
+    mask = torch.ones_like(prompt)
+    mask[0, :9] = 0
+    with pool_of(model) as pool:
+        for scope in (None, ReuseScope(salt="('', 9, None)")):
+            pooled(pool, model, prompt, scope, attention_mask=mask)
+        output, reused = pooled(pool, model, prompt, ReuseScope(salt=salt))
+        assert torch.equal(output, alone(model, prompt)) and reused == 0
+        # It is a scope like any other.
+        assert pooled(pool, model, prompt, ReuseScope(salt=salt))[1] == 39
+
+
 def test_positions_of_ones_own(model: Any) -> None:
     prompt = draw_tokens(1, 20, seed=7)
     with pool_of(model) as pool, pool.open(prompt) as cache:

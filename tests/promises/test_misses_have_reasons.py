@@ -115,6 +115,30 @@ def test_no_snapshot_of_the_recurrent_state():
         assert misses_of(rig.manager, list(range(8)) + [9, 9]) == {MissCause.NOT_REMEMBERED: 2}
 
 
+def test_a_part_of_a_block_is_missed_for_what_the_blocks_before_it_are():
+    """A prompt that ends, or leaves the tree, inside a block: partial reuse is on and could not have helped."""
+    policy = SnapshotPolicy(at_prompt_end=False, at_branches=False, at_commits=False)
+    with Rig(snapshot_policy=policy) as rig:
+        rig.prefill(list(range(32))).close()
+        for length in range(1, 33):
+            assert misses_of(rig.manager, list(range(length))) == {MissCause.NO_SNAPSHOT: length}
+            assert misses_of(rig.manager, [*range(length), 99]) == {MissCause.NO_SNAPSHOT: length, MissCause.NOT_REMEMBERED: 1}
+    with manager_of(windows=(None, 8), num_slots=10) as manager:
+        run_prompt(manager, list(range(16))).close()
+        run_prompt(manager, [100 + token for token in range(8)]).close()
+        # As above: block 0 of the windowed group is gone, and positions up to 10 read some of it.
+        for length in range(1, 11):
+            assert misses_of(manager, list(range(length))) == {MissCause.WINDOW_BROKEN: length}
+
+
+def test_a_part_of_a_block_where_partial_reuse_is_off():
+    """It is missed for the snapshot behind whole blocks that are; for the setting right behind the match."""
+    policy = SnapshotPolicy(1, at_prompt_end=False, at_branches=False, at_commits=False)
+    with Rig(snapshot_policy=policy, enable_partial_reuse=False) as rig:
+        rig.prefill(list(range(12)), [4, 8]).close()
+        assert misses_of(rig.manager, list(range(10))) == {MissCause.PARTIAL_BLOCK: 2}
+
+
 def test_another_scope():
     with manager_of() as manager:
         run_prompt(manager, list(range(8)), reuse_scope=ReuseScope(salt="a")).close()
