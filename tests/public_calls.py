@@ -453,6 +453,7 @@ CALLS: dict[str, Callable[[World], Example]] = {
             "seq_lens": np.zeros(4, np.int32),
             "query_start_loc": np.zeros(5, np.int32),
             "kv_start_loc": np.zeros(5, np.int32),
+            "buffers": 1,
         },
     ),
     "BatchPageTable.add_block_table": lambda w: (

@@ -12,12 +12,14 @@ Rows are dense: the last sequence moves into the row of one that leaves. `update
 update: page table entries that a `resize` or `commit` changed, rows of sequences that joined, and the few numbers per
 row that are new in every step. It validates first; if it raises, nothing has changed.
 
-All arrays are made once, or are the caller's own (pinned, say), and stay where they are. An engine that copies them
-asynchronously keeps two tables, as both follow the sequences independently.
+All arrays are made once, or are the caller's own (pinned, say), and stay where they are. For an engine that copies them
+asynchronously, ``buffers=2`` keeps two of each: an update writes the one that the last update has not written, and the
+names above (`seq_lens`, ``blocks.rows`` and so on) are its arrays from then on. What an update wrote stays as it is, whatever
+joins or leaves, until the ``buffers``-th update after it. An array of the caller's own then has ``buffers`` as its first axis.
 """
 
 from collections.abc import Sequence
-from typing import Final, SupportsIndex, final
+from typing import Any, Final, SupportsIndex, final
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +48,7 @@ from .table_output import TableOutput
 
 _MOST_SEQUENCES: Final = 2**20
 """More than any batch has; a number that was meant for something else would fill the memory."""
+_MOST_BUFFERS: Final = 16
 
 
 @final
@@ -58,6 +61,8 @@ class BatchPageTable(Handle):
       ``seq_lens``;
     - `query_start_loc` ``[max_num_sequences + 1]``: where each row's inputs begin; ``cu_seqlens_q``, ``qo_indptr``;
     - `kv_start_loc` ``[max_num_sequences + 1]``: the same of `seq_lens`; ``cu_seqlens_k``.
+
+    ``buffers``: how many arrays of each kind take turns; each takes the memory of a table.
     """
 
     __slots__ = (
@@ -79,11 +84,14 @@ class BatchPageTable(Handle):
         "_keys",
         "_sources",
         "_targets",
+        "_others",
+        "_turn",
+        "_num_written",
     )
 
-    seq_lens: Final[npt.NDArray[np.int32]]
-    query_start_loc: Final[npt.NDArray[np.int32]]
-    kv_start_loc: Final[npt.NDArray[np.int32]]
+    seq_lens: npt.NDArray[np.int32]
+    query_start_loc: npt.NDArray[np.int32]
+    kv_start_loc: npt.NDArray[np.int32]
     _manager: Final[KVCacheManager]
     _door: Final[CallGuard]
     _rows: Final[BatchRows]
@@ -102,6 +110,12 @@ class BatchPageTable(Handle):
     _keys: Final[vec[i32]]
     _sources: Final[list[memoryview]]
     _targets: Final[list[memoryview]]
+    _others: Final[list["BatchPageTable"]]
+    """The tables that have the other buffers: the same rows and outputs."""
+    _turn: int
+    """Which buffer was written last; 0 is this table's own."""
+    _num_written: int
+    """Rows at the last update, where vacant rows are cleared by the next one."""
 
     def __init__(
         self,
@@ -112,6 +126,7 @@ class BatchPageTable(Handle):
         seq_lens: object = None,
         query_start_loc: object = None,
         kv_start_loc: object = None,
+        buffers: SupportsIndex = 1,
     ) -> None:
         manager = to_instance(manager, KVCacheManager, "manager")
         manager._require_open()
@@ -119,9 +134,13 @@ class BatchPageTable(Handle):
         most_blocks = INT32_MAX // manager.tokens_per_block
         reason = f": tokens, {manager.tokens_per_block} a block, are counted in int32"
         num_blocks = int(to_int_within(max_num_blocks, "max_num_blocks", 1, most_blocks, reason))
-        self.seq_lens = to_output_array(seq_lens, "seq_lens", (num_rows,), INT32)
-        self.query_start_loc = to_output_array(query_start_loc, "query_start_loc", (num_rows + 1,), INT32)
-        self.kv_start_loc = to_output_array(kv_start_loc, "kv_start_loc", (num_rows + 1,), INT32)
+        num_buffers = int(to_int_within(buffers, "buffers", 1, _MOST_BUFFERS, ": each takes the memory of a table"))
+        lens = _split(seq_lens, "seq_lens", num_buffers)
+        queries = _split(query_start_loc, "query_start_loc", num_buffers)
+        keys = _split(kv_start_loc, "kv_start_loc", num_buffers)
+        self.seq_lens = to_output_array(lens[0], "seq_lens", (num_rows,), INT32)
+        self.query_start_loc = to_output_array(queries[0], "query_start_loc", (num_rows + 1,), INT32)
+        self.kv_start_loc = to_output_array(keys[0], "kv_start_loc", (num_rows + 1,), INT32)
         for array in (self.seq_lens, self.query_start_loc, self.kv_start_loc):
             array.fill(0)
         self._manager = manager
@@ -139,6 +158,12 @@ class BatchPageTable(Handle):
         self._keys = vec[i32]([0] * (num_rows + 1))
         self._sources = [memoryview(self._lengths), memoryview(self._queries), memoryview(self._keys)]
         self._targets = [flat_view(array) for array in (self.seq_lens, self.query_start_loc, self.kv_start_loc)]
+        self._turn = 0
+        self._num_written = 0
+        self._others = [
+            BatchPageTable(manager, num_rows, num_blocks, seq_lens=lens[k], query_start_loc=queries[k], kv_start_loc=keys[k])
+            for k in range(1, num_buffers)
+        ]
 
     # -- outputs ------------------------------------------------------------------------------------------------------
 
@@ -154,8 +179,11 @@ class BatchPageTable(Handle):
             number = to_filler(filler)
         else:
             number = rule.null_page if self._manager.init_config.reserve_null_slot else BAD_PAGE_INDEX
-        table = BlockTable(rule, number, self._rows, self._max_num_sequences, self._max_num_blocks, out)
+        arrays = _split(out, "out", 1 + len(self._others))
+        table = BlockTable(rule, number, self._rows, self._max_num_sequences, self._max_num_blocks, arrays[0])
         self._add_output(table)
+        for other, array in zip(self._others, arrays[1:]):
+            other.add_block_table(pages, filler=filler, out=array)
         return table
 
     def add_csr(
@@ -172,8 +200,13 @@ class BatchPageTable(Handle):
         rule = self._resolve(pages)
         most = self._max_num_sequences * self._max_num_blocks * int(rule.expansion)
         num_pages = most if max_num_pages is None else int(to_count(max_num_pages, "max_num_pages"))
-        table = CsrTable(rule, self._rows, self._max_num_sequences, num_pages, indptr, indices, last_page_len)
+        starts = _split(indptr, "indptr", 1 + len(self._others))
+        entries = _split(indices, "indices", 1 + len(self._others))
+        lens = _split(last_page_len, "last_page_len", 1 + len(self._others))
+        table = CsrTable(rule, self._rows, self._max_num_sequences, num_pages, starts[0], entries[0], lens[0])
         self._add_output(table)
+        for k, other in enumerate(self._others, 1):
+            other.add_csr(pages, num_pages, indptr=starts[k], indices=entries[k], last_page_len=lens[k])
         return table
 
     def add_slot_mapping(
@@ -181,8 +214,12 @@ class BatchPageTable(Handle):
     ) -> SlotMapping:
         """The positions to which the step's input tokens are written. ``max_num_input_tokens``: of all rows in one step."""
         self._require_idle("add_slot_mapping")
-        table = SlotMapping(self._resolve(pages), int(to_count(max_num_input_tokens, "max_num_input_tokens")), out)
+        arrays = _split(out, "out", 1 + len(self._others))
+        num_tokens = int(to_count(max_num_input_tokens, "max_num_input_tokens"))
+        table = SlotMapping(self._resolve(pages), num_tokens, arrays[0])
         self._add_output(table)
+        for other, array in zip(self._others, arrays[1:]):
+            other.add_slot_mapping(pages, num_tokens, out=array)
         return table
 
     def add_offset_table(
@@ -196,6 +233,7 @@ class BatchPageTable(Handle):
         """Key and value offsets of all layers that have the role ``key_role``. ``value_role`` None: without
         values (MLA)."""
         self._require_idle("add_offset_table")
+        arrays = _split(out, "out", 1 + len(self._others))
         table = OffsetTable(
             self._manager,
             self._rows,
@@ -205,9 +243,11 @@ class BatchPageTable(Handle):
             self._to_role(key_role, "key_role"),
             None if value_role is None else self._to_role(value_role, "value_role"),
             None if scale_role is None else self._to_role(scale_role, "scale_role"),
-            out,
+            arrays[0],
         )
         self._add_output(table)
+        for other, array in zip(self._others, arrays[1:]):
+            other.add_offset_table(key_role, value_role, scale_role=scale_role, out=array)
         return table
 
     def _to_role(self, role: object, name: str) -> DataRole:
@@ -254,6 +294,8 @@ class BatchPageTable(Handle):
         if row >= self._max_num_sequences:
             raise ValueError(f"all {row} rows are taken; remove a sequence, or make the table with a larger max_num_sequences")
         self._rows.add(state, beam)
+        for other in self._others:
+            other._rows.add(state, beam)
         return row
 
     def remove(self, kv_cache: Given[KVCache], beam_id: SupportsIndex = DEFAULT_BEAM_INDEX) -> int:
@@ -265,8 +307,11 @@ class BatchPageTable(Handle):
 
     def _remove_row(self, row: int) -> None:
         self._rows.remove(row)
-        for output in self._outputs:
-            output.clear_row(len(self._rows))
+        for other in self._others:
+            other._rows.remove(row)
+        if len(self._others) == 0:
+            for output in self._outputs:
+                output.clear_row(len(self._rows))
 
     def clear(self) -> None:
         """Remove all sequences."""
@@ -285,7 +330,9 @@ class BatchPageTable(Handle):
     def swap_rows(self, first: SupportsIndex, second: SupportsIndex) -> None:
         """Exchange two rows, for kernels that want prefills and decodes apart."""
         self._require_idle("swap_rows")
-        self._rows.swap(self._to_row(first, "first"), self._to_row(second, "second"))
+        one, two = self._to_row(first, "first"), self._to_row(second, "second")
+        for table in (self, *self._others):
+            table._rows.swap(one, two)
 
     def _to_row(self, number: SupportsIndex, name: str) -> int:
         row = to_int(number, name)
@@ -305,9 +352,22 @@ class BatchPageTable(Handle):
         """
         self._require_idle("update")
         self._manager._require_open()
-        self._take_lengths(num_input_tokens)
-        self._validate_outputs()
-        self._write_step()
+        turn = (self._turn + 1) % (1 + len(self._others))
+        written = self if turn == 0 else self._others[turn - 1]
+        written._take_lengths(num_input_tokens)
+        written._validate_outputs()
+        if len(self._others) > 0:
+            # Only now: until here an engine may have been reading these arrays.
+            for row in range(len(self._rows), written._num_written):
+                for output in written._outputs:
+                    output.clear_row(row)
+            written._num_written = len(self._rows)
+        written._write_step()
+        if len(self._others) > 0:
+            self._turn = turn
+            self.seq_lens, self.query_start_loc, self.kv_start_loc = [np.asarray(target) for target in written._targets]
+            for own, output in zip(self._outputs, written._outputs):
+                own.show(output)
 
     def _require_idle(self, call: str) -> None:
         self._rows.require_idle(call)
@@ -436,3 +496,15 @@ class BatchPageTable(Handle):
         # Not by numpy, much of whose code an update of few rows would fetch from memory.
         for target, source in zip(self._targets, self._sources):
             target[:] = source
+
+
+def _split(given: object, name: str, num_buffers: int) -> list[object]:
+    """The caller's array for each buffer; with one buffer the array itself."""
+    if given is None or num_buffers == 1:
+        return [given] * num_buffers
+    if isinstance(given, (list, tuple)):
+        raise TypeError(f"{name} must be an array or a buffer, not {type(given).__name__}")
+    array: npt.NDArray[Any] = np.asarray(given)
+    if array.ndim == 0 or array.shape[0] != num_buffers:
+        raise ValueError(f"{name} has the shape {array.shape}; with buffers={num_buffers} its first axis must be {num_buffers}")
+    return [array[k] for k in range(num_buffers)]

@@ -32,7 +32,7 @@ class BlockTable(TableOutput):
 
     __slots__ = ("array", "filler", "_writer", "_rows")
 
-    array: Final[npt.NDArray[np.int32]]
+    array: npt.NDArray[np.int32]
     """All rows, for kernels and graphs whose batch is padded to its maximum; vacant rows are filler."""
     filler: Final[int]
     _writer: Final[RowWriter]
@@ -43,6 +43,7 @@ class BlockTable(TableOutput):
     ) -> None:
         width = max_num_blocks * int(rule.expansion)
         self.array = to_output_array(out, "out", (max_num_rows, width), INT32)
+        self._own = [self.array]
         self.array.fill(filler)
         self.filler = filler
         self._writer = RowWriter(rule, filler, self.array, 0, width, max_num_rows)
@@ -68,3 +69,6 @@ class BlockTable(TableOutput):
 
     def clear_row(self, row: i64) -> None:
         self._writer.clear_row(row)
+
+    def show(self, written: TableOutput) -> None:
+        self.array = written._own[0]

@@ -79,9 +79,9 @@ class CsrTable(TableOutput):
         "_num_published",
     )
 
-    indptr: Final[npt.NDArray[np.int32]]
-    indices: Final[npt.NDArray[np.int32]]
-    last_page_len: Final[npt.NDArray[np.int32]]
+    indptr: npt.NDArray[np.int32]
+    indices: npt.NDArray[np.int32]
+    last_page_len: npt.NDArray[np.int32]
     _rule: Final[PageRule]
     _rows: Final[BatchRows]
     _starts: vec[i64]
@@ -114,6 +114,7 @@ class CsrTable(TableOutput):
         self.indptr = to_output_array(indptr, "indptr", (max_num_rows + 1,), INT32)
         self.indices = to_output_array(indices, "indices", (max_num_pages,), INT32)
         self.last_page_len = to_output_array(last_page_len, "last_page_len", (max_num_rows,), INT32)
+        self._own = [self.indptr, self.indices, self.last_page_len]
         self.indptr.fill(0)
         self.last_page_len.fill(1)
         self._rule = rule
@@ -131,7 +132,7 @@ class CsrTable(TableOutput):
     @property
     def num_pages(self) -> int:
         """Entries of `indices` in use: ``indptr[num_seqs]``."""
-        return int(self._starts[len(self._rows)])
+        return int(self.indptr[len(self._rows)])
 
     def rules(self) -> list[PageRule]:
         return [self._rule]
@@ -169,11 +170,14 @@ class CsrTable(TableOutput):
             self._changes[row] = _GREW
         self._seen_blocks[row] = state.num_blocks
 
+    def show(self, written: TableOutput) -> None:
+        self.indptr, self.indices, self.last_page_len = written._own
+
     def clear_row(self, row: i64) -> None:
         self._num_pages[row] = _UNKNOWN
         self._seen_blocks[row] = 0
         self._changes[row] = _UNCHANGED
-        self.last_page_len[row] = 1
+        self._own[2][row] = 1
 
     def finish(self, rows: BatchRows) -> None:
         edits: list[RowEdit] = []
@@ -199,7 +203,7 @@ class CsrTable(TableOutput):
                 self._changes[row] = _UNCHANGED
                 self._num_pages[row] = num_pages
                 self._window_begins[row] = window_begin
-        self.last_page_len[:count] = self._last_view[:count]
+        self._own[2][:count] = self._last_view[:count]
         if len(edits) > 0:
             self._apply_edits(count, edits)
         if len(edits) > 0 or count != self._num_published:
@@ -269,7 +273,7 @@ class CsrTable(TableOutput):
         """Insert the new pages and move the entries between them; rows before the first edited one stay as they are."""
         starts = self._starts
         new_starts = starts[:]
-        indices = self.indices
+        indices = self._own[1]
         shift = starts[edits[0].row]
         old_total = starts[count]
         old = indices[shift:old_total].copy()
@@ -307,4 +311,4 @@ class CsrTable(TableOutput):
         self._num_published = count
         for row in range(count + 1, len(starts)):
             starts[row] = total
-        self.indptr[:] = np.asarray(memoryview(starts))
+        self._own[0][:] = np.asarray(memoryview(starts))

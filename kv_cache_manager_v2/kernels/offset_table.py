@@ -119,7 +119,7 @@ class OffsetTable(TableOutput):
         "_rows",
     )
 
-    offsets: Final[npt.NDArray[np.int32]]
+    offsets: npt.NDArray[np.int32]
     pool_pointers: Final[npt.NDArray[np.int64]]
     pool_mapping: Final[npt.NDArray[np.int32]]
     layer_ids: Final[list[LayerId]]
@@ -152,6 +152,7 @@ class OffsetTable(TableOutput):
         width = max_num_blocks * max([int(pool.key.expansion) for pool in pools])
         shape = (len(pools), max_num_rows, 2, width)
         self.offsets = to_output_array(out, "out", shape, INT32)
+        self._own = [self.offsets]
         self.offsets.fill(0)
         self.pool_pointers = np.zeros((len(pools), 2) if scale_role is None else (len(pools), 2, 2), INT64)
         self.pool_mapping = np.zeros((len(self.layer_ids), 2), INT32)
@@ -199,6 +200,9 @@ class OffsetTable(TableOutput):
 
     def finish(self, rows: BatchRows) -> None:
         pass
+
+    def show(self, written: TableOutput) -> None:
+        self.offsets = written._own[0]
 
     def clear_row(self, row: i64) -> None:
         for writer in self._writers:

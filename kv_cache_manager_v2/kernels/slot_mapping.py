@@ -31,12 +31,14 @@ class SlotMapping(TableOutput):
     token slots.
     """
 
-    __slots__ = ("array", "_rule", "_max_num_tokens", "_num_tokens", "_collected", "_view", "_flat")
+    __slots__ = ("array", "_rule", "_max_num_tokens", "_num_tokens", "_num_shown", "_collected", "_view", "_flat")
 
-    array: Final[npt.NDArray[np.int64]]
+    array: npt.NDArray[np.int64]
     _rule: Final[PageRule]
     _max_num_tokens: Final[i64]
     _num_tokens: i64
+    """In the array that this output writes; then in the one that is shown."""
+    _num_shown: i64
     _collected: Final[vec[i64]]
     """Tokens of rows with few inputs, until they are written, all at once."""
     _view: Final[memoryview]
@@ -45,10 +47,11 @@ class SlotMapping(TableOutput):
 
     def __init__(self, rule: PageRule, max_num_tokens: int, out: object) -> None:
         self.array = to_output_array(out, "out", (max_num_tokens,), INT64)
+        self._own = [self.array]
         self.array.fill(-1)
         self._rule = rule
         self._max_num_tokens = max_num_tokens
-        self._num_tokens = 0
+        self._num_tokens = self._num_shown = 0
         self._collected = vec[i64]([0] * max_num_tokens)
         self._view = memoryview(self._collected)
         self._flat = flat_view(self.array)
@@ -56,7 +59,7 @@ class SlotMapping(TableOutput):
     @property
     def tokens(self) -> npt.NDArray[np.int64]:
         """``[num_input_tokens]``: a view of the present step's part."""
-        return self.array[: self._num_tokens]
+        return self.array[: self._num_shown]
 
     def rules(self) -> list[PageRule]:
         return [self._rule]
@@ -72,6 +75,11 @@ class SlotMapping(TableOutput):
     def update_row(self, row: i64, state: SequenceState, layer_group: i64, changed: ChangedBlocks) -> None:
         pass
 
+    def show(self, written: TableOutput) -> None:
+        assert isinstance(written, SlotMapping)
+        self.array = written._own[0]
+        self._num_shown = written._num_tokens
+
     def clear_row(self, row: i64) -> None:
         pass
 
@@ -79,7 +87,7 @@ class SlotMapping(TableOutput):
         rule = self._rule
         page_tokens = rule.page_tokens
         block_tokens = page_tokens * rule.expansion
-        array = self.array
+        array = self._own[0]
         count: i64 = len(rows.states)
         first: i64 = 0
         collected = self._collected
@@ -110,7 +118,7 @@ class SlotMapping(TableOutput):
         first += num_collected
         if first < self._num_tokens:
             array[first : self._num_tokens] = -1
-        self._num_tokens = first
+        self._num_tokens = self._num_shown = first
 
     def _write_collected(self, first: i64, count: i64) -> None:
         flat = self._flat

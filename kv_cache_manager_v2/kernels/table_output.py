@@ -5,7 +5,9 @@ scratch blocks, then `finish` once.
 """
 
 from abc import ABCMeta, abstractmethod
+from typing import Any
 
+import numpy.typing as npt
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.handle import Handle
@@ -17,7 +19,10 @@ from .page_family import PageRule
 
 @mypyc_attr(native_class=True)
 class TableOutput(Handle, metaclass=ABCMeta):
-    __slots__ = ()
+    __slots__ = ("_own",)
+
+    _own: list[npt.NDArray[Any]]
+    """The arrays that it writes; its public ones are those of another buffer after `show`."""
 
     @abstractmethod
     def rules(self) -> list[PageRule]:
@@ -38,6 +43,11 @@ class TableOutput(Handle, metaclass=ABCMeta):
     def finish(self, rows: BatchRows) -> None:
         """Write the arrays about the step as a whole, after all rows."""
         raise NotImplementedError("TableOutput.finish is for subclasses to define")
+
+    @abstractmethod
+    def show(self, written: "TableOutput") -> None:
+        """The public arrays are from now on those that ``written`` writes: this output, or its like in another buffer."""
+        raise NotImplementedError("TableOutput.show is for subclasses to define")
 
     @abstractmethod
     def clear_row(self, row: i64) -> None:

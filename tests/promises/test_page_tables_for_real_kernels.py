@@ -79,9 +79,10 @@ def stale_blocks(manager, kv_cache, pages):
 class Checked:
     """A table with every kind of output, and what each must be."""
 
-    def __init__(self, manager, families, filler):
-        self.manager, self.families, self.filler = manager, families, filler
-        self.table = BatchPageTable(manager, 6, 64)
+    def __init__(self, manager, families, filler, buffers=1):
+        self.manager, self.families, self.filler, self.buffers = manager, families, filler, buffers
+        self.written = []
+        self.table = BatchPageTable(manager, 6, 64, buffers=buffers)
         self.blocks = [self.table.add_block_table(pages) for pages in families]
         self.lists = [self.table.add_csr(pages) for pages in families]
         self.slots = [self.table.add_slot_mapping(pages, 2000) for pages in families]
@@ -121,6 +122,21 @@ class Checked:
             assert csr.last_page_len[: len(self.rows)].tolist() == last
             assert self.slots[number].tokens.tolist() == slots
             assert (self.slots[number].array[len(slots) :] == -1).all()
+        self.check_buffers()
+
+    def check_buffers(self):
+        """What the last updates wrote is as it was, up to the one whose turn is next."""
+        for arrays, copies in self.written:
+            assert all((array == copy).all() for array, copy in zip(arrays, copies, strict=True))
+        arrays = [self.table.seq_lens, self.table.query_start_loc, self.table.kv_start_loc]
+        arrays += [block.array for block in self.blocks] + [slot.array for slot in self.slots]
+        arrays += [array for csr in self.lists for array in (csr.indptr, csr.indices, csr.last_page_len)]
+        self.written = [*self.written, (arrays, [array.copy() for array in arrays])][len(self.written) + 2 - self.buffers :]
+        if self.buffers > 1:
+            mine = {array.__array_interface__["data"] for array in arrays}
+            assert len(mine) == len(arrays)
+            for others, _ in self.written[:-1]:
+                assert not mine & {array.__array_interface__["data"] for array in others}
 
 
 def drive(manager, checked, seed, num_steps=120, leave_capacity=True):
@@ -187,7 +203,8 @@ def drive(manager, checked, seed, num_steps=120, leave_capacity=True):
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("expansion", [1, 2])
-def test_tables_are_always_those_of_the_sequences(seed, expansion):
+@pytest.mark.parametrize("buffers", [1, 2, 3])
+def test_tables_are_always_those_of_the_sequences(seed, expansion, buffers):
     null = bool(seed % 2)
     config = model([None, 9, 30], expansion, reserve_null_slot=null)
     families = [
@@ -212,15 +229,16 @@ def test_tables_are_always_those_of_the_sequences(seed, expansion):
         if expansion == 1 or not (isinstance(pages, DensePages) and pages.data_role == "value")
     ]
     with KVCacheManager(config, device=HostDevice()) as manager:
-        drive(manager, Checked(manager, families, filler), seed)
+        drive(manager, Checked(manager, families, filler, buffers), seed)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_scratch_blocks_are_in_the_tables_of_each_layer(seed):
+@pytest.mark.parametrize("buffers", [1, 2])
+def test_scratch_blocks_are_in_the_tables_of_each_layer(seed, buffers):
     config = model([None, 9, 30], swa_scratch_reuse=SwaScratchReuseConfig())
     families = [DensePages(layer, "key", PER_LAYER) for layer in range(3)]
     with KVCacheManager(config, device=HostDevice()) as manager:
-        drive(manager, Checked(manager, families, lambda pages: BAD_PAGE_INDEX), seed, leave_capacity=False)
+        drive(manager, Checked(manager, families, lambda pages: BAD_PAGE_INDEX, buffers), seed, leave_capacity=False)
 
 
 def test_shared_tables_refuse_scratch_blocks_and_change_nothing():
@@ -236,6 +254,59 @@ def test_shared_tables_refuse_scratch_blocks_and_change_nothing():
             with pytest.raises(ValueError):
                 table.update()
             assert (blocks.array == before).all() and table.seq_lens.tolist() == [8, 0]
+
+
+def test_buffers_take_turns_in_arrays_of_ones_own():
+    """A copy of one update's arrays may go on until the next but one, whoever leaves meanwhile."""
+    with manager_of([None]) as manager:
+        arrays = np.zeros((2, 3), np.int32)
+        table = BatchPageTable(manager, 3, 8, seq_lens=arrays, buffers=2)
+        rows = np.zeros((2, 3, 8), np.int32)
+        blocks = table.add_block_table(StridedPages(0), out=rows)
+        offsets = table.add_offset_table("key", "value")
+        sequences = [manager.create_kv_cache() for _ in range(3)]
+        for kv_cache in sequences:
+            assert kv_cache.resume() and kv_cache.resize(5)
+            table.add(kv_cache)
+        table.update()
+        first, first_offsets = blocks.array, offsets.offsets
+        before, offsets_before = first.copy(), first_offsets.copy()
+        assert table.seq_lens.tolist() == [5, 5, 5]
+        table.remove(sequences[0])
+        sequences[0].close()
+        assert (first == before).all() and table.seq_lens.tolist() == [5, 5, 5]
+        table.update()
+        assert table.seq_lens.tolist() == [5, 5, 0] and (blocks.array[2] == -1).all()
+        assert (first == before).all() and (first_offsets == offsets_before).all()
+        assert sorted(arrays.tolist()) == [[5, 5, 0], [5, 5, 5]]
+        with pytest.raises(LogicError):
+            sequences[1].suspend()
+            table.update()
+        assert (first == before).all()
+        table.remove(sequences[1])
+        table.update()
+        # Its turn has come.
+        assert table.seq_lens.tolist() == [5, 0, 0] and blocks.array is first and (first[1:] == -1).all()
+        assert not first_offsets[:, 1:].any()
+        for kv_cache in sequences:
+            kv_cache.close()
+
+
+def test_wrong_buffers_are_named():
+    with manager_of([None]) as manager:
+        for buffers in (0, -1, 17, 1 << 40):
+            with pytest.raises(ValueError, match="buffers is"):
+                BatchPageTable(manager, 3, 8, buffers=buffers)
+        with pytest.raises(ValueError, match="seq_lens has the shape .* its first axis must be 2"):
+            BatchPageTable(manager, 3, 8, buffers=2, seq_lens=np.zeros(3, np.int32))
+        table = BatchPageTable(manager, 3, 8, buffers=2)
+        with pytest.raises(ValueError, match="out has the shape"):
+            table.add_block_table(StridedPages(0), out=np.zeros((2, 3, 7), np.int32))
+        with pytest.raises(TypeError, match="out must be an array"):
+            table.add_block_table(StridedPages(0), out=[np.zeros((3, 8), np.int32)] * 2)
+        with pytest.raises(ValueError, match="indptr has the shape"):
+            table.add_csr(StridedPages(0), indptr=np.zeros(4, np.int32))
+        table.update([])
 
 
 def test_two_tables_follow_one_sequence():
