@@ -619,8 +619,8 @@ CANARIES = (
         "lost pages are matched",
         "sequence/whole_prefix.py",
         "find_whole",
-        "end >= found.num_tokens",
-        "end >= 0",
+        "end < found.match.num_tokens",
+        "end < 0",
     ),
     Canary(
         "slots of a refused move are free before its copies are over",
