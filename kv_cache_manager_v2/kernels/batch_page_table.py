@@ -367,7 +367,7 @@ class BatchPageTable(Handle):
             self._turn = turn
             self.seq_lens, self.query_start_loc, self.kv_start_loc = [np.asarray(target) for target in written._targets]
             for own, output in zip(self._outputs, written._outputs):
-                own.show(output)
+                own._show(output)
 
     def _require_idle(self, call: str) -> None:
         self._rows.require_idle(call)

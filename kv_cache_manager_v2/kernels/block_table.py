@@ -70,5 +70,5 @@ class BlockTable(TableOutput):
     def clear_row(self, row: i64) -> None:
         self._writer.clear_row(row)
 
-    def show(self, written: TableOutput) -> None:
+    def _show(self, written: TableOutput) -> None:
         self.array = written._own[0]

@@ -170,7 +170,7 @@ class CsrTable(TableOutput):
             self._changes[row] = _GREW
         self._seen_blocks[row] = state.num_blocks
 
-    def show(self, written: TableOutput) -> None:
+    def _show(self, written: TableOutput) -> None:
         self.indptr, self.indices, self.last_page_len = written._own
 
     def clear_row(self, row: i64) -> None:

@@ -201,7 +201,7 @@ class OffsetTable(TableOutput):
     def finish(self, rows: BatchRows) -> None:
         pass
 
-    def show(self, written: TableOutput) -> None:
+    def _show(self, written: TableOutput) -> None:
         self.offsets = written._own[0]
 
     def clear_row(self, row: i64) -> None:

@@ -75,7 +75,7 @@ class SlotMapping(TableOutput):
     def update_row(self, row: i64, state: SequenceState, layer_group: i64, changed: ChangedBlocks) -> None:
         pass
 
-    def show(self, written: TableOutput) -> None:
+    def _show(self, written: TableOutput) -> None:
         assert isinstance(written, SlotMapping)
         self.array = written._own[0]
         self._num_shown = written._num_tokens

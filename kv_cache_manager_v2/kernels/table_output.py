@@ -22,7 +22,7 @@ class TableOutput(Handle, metaclass=ABCMeta):
     __slots__ = ("_own",)
 
     _own: list[npt.NDArray[Any]]
-    """The arrays that it writes; its public ones are those of another buffer after `show`."""
+    """The arrays that it writes; its public ones are those of another buffer after `_show`."""
 
     @abstractmethod
     def rules(self) -> list[PageRule]:
@@ -45,9 +45,9 @@ class TableOutput(Handle, metaclass=ABCMeta):
         raise NotImplementedError("TableOutput.finish is for subclasses to define")
 
     @abstractmethod
-    def show(self, written: "TableOutput") -> None:
+    def _show(self, written: "TableOutput") -> None:
         """The public arrays are from now on those that ``written`` writes: this output, or its like in another buffer."""
-        raise NotImplementedError("TableOutput.show is for subclasses to define")
+        raise NotImplementedError("TableOutput._show is for subclasses to define")
 
     @abstractmethod
     def clear_row(self, row: i64) -> None:

@@ -149,7 +149,7 @@ def test_failed_copy_after_evictions_is_not_ignored() -> None:
     manager = KVCacheManager(config_of([8], num_slots=3), device=device)
     kv_cache = run_prompt(manager, list(range(10)))
     kv_cache.stop_committing()
-    other = manager.create_kv_cache(None, list(range(10)))
+    other = kv_cache.fork()
     device.faults.fail("copy", 1, RuntimeError("no copy today"))
     before = manager.describe()
     try:
