@@ -139,16 +139,17 @@ class CacheFolder:
     def _require_identity(self, identity: str, layout: str) -> None:
         path = os.path.join(self.path, IDENTITY_NAME)
         ours = {"format": FORMAT, "identity": json.loads(identity), "layout": json.loads(layout)}
-        expected_format = FORMAT
         try:
             self.parts.require_no_part()
         except ValueError as error:
             raise self._foreign(str(error)) from error
-        file = self.files.open_named(path, False)
-        try:
-            data = read_file(self.files, file)
-        finally:
-            self.files.close_file(file)
+        data = b""
+        if IDENTITY_NAME in self.files.names(self.path):  # to open a file is to make it, and what is refused is left as it is
+            file = self.files.open_named(path, False)
+            try:
+                data = read_file(self.files, file)
+            finally:
+                self.files.close_file(file)
         if len(data) > 0:
             try:
                 theirs = json.loads(data)
@@ -157,8 +158,7 @@ class CacheFolder:
             if not isinstance(theirs, dict):
                 raise self._foreign("identity.json there cannot be read, so what it has is unknown")
             parts = theirs.get("parts")
-            if isinstance(parts, dict):
-                expected_format = FORMAT_OF_PARTS
+            expected_format = FORMAT_OF_PARTS if isinstance(parts, dict) else FORMAT
             if theirs.get("format") != expected_format:
                 raise self._foreign(
                     f"it has format {theirs.get('format')}, and this release reads format {expected_format} only; the release that made it "

@@ -80,7 +80,8 @@ class NixlEngine(TransferEngine):
         try:
             found = self._agent.add_remote_agent(metadata)
         except Exception as error:
-            raise ValueError(f"{len(metadata)} bytes of a peer's metadata, which NIXL does not take: {error}") from error
+            # So it is with bytes that are none, and with those of a peer that has died since.
+            raise PeerGone(f"{len(metadata)} bytes of a peer's metadata, which NIXL does not take: {error}") from error
         peer = found.decode() if isinstance(found, bytes) else str(found)
         for other, name in list(self._peers.items()):
             if name == peer:

@@ -34,7 +34,7 @@ class TransferEngine(Handle, metaclass=ABCMeta):
 
     @abstractmethod
     def add_peer(self, metadata: bytes) -> str:
-        """The peer's name. Twice is fine. `PeerGone` if it cannot be reached, `ValueError` for foreign bytes."""
+        """The peer's name. Twice is fine. `PeerGone` if it cannot be reached, or the bytes are not its metadata any more."""
 
     @abstractmethod
     def remove_peer(self, peer: str) -> None:

@@ -33,7 +33,7 @@ def test_refusals_name_what_there_is() -> None:
     with pytest.raises(ValueError, match="needs one"):
         NixlEngine("")
     engine = NixlEngine("a")
-    with pytest.raises(ValueError, match="3 bytes of a peer's metadata"):
+    with pytest.raises(PeerGone, match="3 bytes of a peer's metadata"):
         engine.add_peer(b"abc")
     with pytest.raises(PeerGone, match="'unknown' cannot be reached"):
         engine.send("unknown", b"{}")

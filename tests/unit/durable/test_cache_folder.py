@@ -132,6 +132,11 @@ def test_another_layout_or_format_is_refused_and_kept(tmp_path: object) -> None:
     identity.content = bytearray()
     with pytest.raises(ValueError, match="no identity"):
         open_folder(disk, str(tmp_path))
+    del disk.files[folder.path + "/identity.json"]
+    with pytest.raises(ValueError, match="no identity.*Nothing there is changed"):
+        open_folder(disk, str(tmp_path))
+    assert folder.path + "/identity.json" not in disk.files
+    disk.files[folder.path + "/identity.json"] = identity
     identity.content = bytearray(before[folder.path + "/identity.json"])
     assert {path: bytes(file.content) for path, file in disk.files.items()} == before
     assert len(open_folder(disk, str(tmp_path)).state.nodes) == 1
