@@ -38,6 +38,9 @@ TokenIdExt: TypeAlias = int | bytes
 
 GPU_LEVEL: Final = CacheLevel(0)
 BAD_PAGE_INDEX: Final = -1
+INT32_MAX: Final = 2**31 - 1
+"""The largest page index that kernels read."""
+
 DEFAULT_BEAM_INDEX: Final = BeamIndex(0)
 PRIORITY_MIN: Final = Priority(0)
 PRIORITY_MAX: Final = Priority(100)

@@ -31,7 +31,7 @@ from ..base.errors import LogicError
 from ..base.given import Given
 from ..base.handle import Handle
 from ..base.ids import BAD_PAGE_INDEX, DEFAULT_BEAM_INDEX, DataRole
-from ..layout.page_index import INT32_MAX
+from ..base.ids import INT32_MAX
 from ..manager.kv_cache import KVCache
 from ..manager.kv_cache_manager import KVCacheManager
 from ..sequence.call_guard import CallGuard

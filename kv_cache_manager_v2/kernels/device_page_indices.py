@@ -22,7 +22,7 @@ from ..device.host_array import host_words
 from ..device.kernel_arguments import to_word_arguments
 from ..device.memory_range import MemoryRange
 from ..device.port import CopyBatch, Device
-from ..layout.page_index import INT32_MAX
+from ..base.ids import INT32_MAX
 from ..manager.kv_cache import KVCache
 from ..manager.kv_cache_manager import KVCacheManager
 from ..sequence.sequence_state import ACTIVE, SequenceState

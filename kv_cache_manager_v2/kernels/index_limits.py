@@ -4,7 +4,7 @@ from typing import Final, final
 
 from mypy_extensions import i64, mypyc_attr
 
-from ..layout.page_index import INT32_MAX
+from ..base.ids import INT32_MAX
 from ..manager.kv_cache_manager import KVCacheManager
 from ..pools.slot_allocator import SlotAllocator
 from .page_family import PageRule

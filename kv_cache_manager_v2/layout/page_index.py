@@ -22,7 +22,7 @@ from mypy_extensions import mypyc_attr
 
 from ..base.checks import to_index_mode, to_instance, to_int, to_list
 from ..base.given import Given
-from ..base.ids import PageIndexMode
+from ..base.ids import INT32_MAX, PageIndexMode
 from ..base.value import Value
 from .buffer_placement import BufferPlacement
 from .scratch_desc import ScratchDesc
@@ -30,9 +30,6 @@ from .scratch_desc import ScratchDesc
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-
-INT32_MAX: Final = 2**31 - 1
-
 
 @final
 @mypyc_attr(native_class=True)

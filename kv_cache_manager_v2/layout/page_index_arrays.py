@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..base.checks import shown
-from ..base.ids import BAD_PAGE_INDEX
-from .page_index import INT32_MAX
+from ..base.ids import BAD_PAGE_INDEX, INT32_MAX
 from .scratch_desc import ScratchDesc
 
 Int32s: TypeAlias = npt.NDArray[np.int32]

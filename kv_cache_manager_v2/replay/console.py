@@ -4,7 +4,6 @@ Progress goes to the error stream and the report to the output, so that the repo
 draws one live line; otherwise there is a quiet line every few seconds.
 """
 
-import sys
 from abc import ABCMeta, abstractmethod
 from time import monotonic
 from typing import ClassVar, Final, TextIO, final
@@ -131,19 +130,3 @@ def progress_text(tally: Tally, used_shares: list[float], num_requests: int, sec
 def memory_text(used_shares: list[float]) -> str:
     """How full each pool group is."""
     return " ".join([f"{share:.0%}" for share in used_shares]) if len(used_shares) > 0 else "-"
-
-
-def make_live_console() -> Console:
-    """`ImportError` without rich."""
-    from .live_console import LiveConsole
-
-    return LiveConsole(sys.stdout, sys.stderr)
-
-
-def make_console(is_quiet: bool = False) -> Console:
-    """Rich where it is installed, plain lines otherwise."""
-    try:
-        from .rich_console import RichConsole
-    except ImportError:
-        return PlainConsole(sys.stdout, sys.stderr, is_quiet)
-    return RichConsole(sys.stdout, sys.stderr, is_quiet)

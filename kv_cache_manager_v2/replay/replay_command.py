@@ -9,7 +9,7 @@ from typing import Final
 from .. import CacheTierConfig, DiskCacheTierConfig, EvictionPolicy, KVCacheManagerConfig
 from ..base.missing_package import missing_package
 from ..config.snapshot_policy import PLACEMENTS
-from .console import Console, make_console, make_live_console
+from .console import Console, PlainConsole
 from .decoding import Decoding
 from .exit_codes import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, EXIT_WRONG
 from .generators import DEFAULT_NUM_REQUESTS, WORKLOAD_NAMES, make_workload
@@ -378,14 +378,19 @@ def _ratio_of(config: KVCacheManagerConfig) -> tuple[float, ...] | None:
 
 
 def _make_console(options: argparse.Namespace, parser: argparse.ArgumentParser) -> Console:
-    if not options.live:
-        return make_console(options.quiet)
-    if options.quiet:
+    """With rich where it is installed, plain lines otherwise."""
+    if options.live and options.quiet:
         parser.error("--live and --quiet do not go together")
     try:
-        return make_live_console()
+        from .live_console import LiveConsole
+        from .rich_console import RichConsole
     except ImportError as error:
-        parser.error(str(missing_package("--live", "rich", error)))
+        if options.live:
+            parser.error(str(missing_package("--live", "rich", error)))
+        return PlainConsole(sys.stdout, sys.stderr, options.quiet)
+    if options.live:
+        return LiveConsole(sys.stdout, sys.stderr)
+    return RichConsole(sys.stdout, sys.stderr, options.quiet)
 
 
 def _memory(text: str) -> int:
