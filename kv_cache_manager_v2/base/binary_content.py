@@ -1,4 +1,4 @@
-"""What a file is that should have been text: by its first bytes, for messages."""
+"""The kind of a file that should have been text, by its first bytes, for messages."""
 
 from collections.abc import Sequence
 from typing import Final

@@ -1,4 +1,4 @@
-"""What handles of lower folders ask a manager before a call of theirs: whether it may run now, and in this process."""
+"""The question that handles of lower folders ask a manager before a call of theirs: whether it may run now, and in this process."""
 
 from abc import abstractmethod
 

@@ -21,7 +21,7 @@ MAX_COUNT: Final = 2**40
 
 _MISSING: Final = object()
 _MOST_BITS: Final = 4096
-"""Of an int that is shown in a message: Python refuses to write one of more than 4,300 digits."""
+"""Bits of the longest int that is shown in a message: Python refuses to write one of more than 4,300 digits."""
 
 
 def type_name(value: object) -> str:
@@ -49,7 +49,7 @@ def shown(value: object) -> str:
 
 
 def has_attribute(value: object, name: str) -> bool:
-    """What `hasattr` is in Python: compiled it takes any error that the value raises, Ctrl-C too, for an attribute that is missing."""
+    """`hasattr` as Python has it: compiled it takes any error that the value raises, Ctrl-C too, for an attribute that is missing."""
     return getattr(value, name, _MISSING) is not _MISSING
 
 

@@ -1,4 +1,4 @@
-"""What destructors may do: report a leak. No caller can catch what they raise, and compiled destructors must not raise.
+"""The limits of destructors: they may report a leak. No caller can catch what they raise, and compiled destructors must not raise.
 
 Each `__del__` of the package calls `rawref.invalidate` first, even if no rawref exists: the call clears an exception that another
 object's destructor has left set. It is imported by name: looking it up in the module could lose that exception. The rest of the

@@ -9,13 +9,13 @@ _FILLED_AT_ONCE: Final = 1024
 
 
 def reserve_words(words: vec[i64], num_words: i64) -> vec[i64]:
-    """The same items, with capacity for ``num_words`` items in all."""
+    """An array of these items with capacity for ``num_words`` items in all."""
     # Through a view, which leaves the spare capacity untouched: `vec(capacity=...)` alone writes zeros into all of it.
     return vec[i64](memoryview(words), capacity=num_words)
 
 
 def reserve_up_to(words: vec[i64], num_words: i64) -> vec[i64]:
-    """The same, with less capacity where the process may not have so many addresses: then items are copied as the array grows."""
+    """`reserve_words`, with less capacity where the process may not have so many addresses: then items are copied as the array grows."""
     while num_words > len(words):
         try:
             return reserve_words(words, num_words)
@@ -35,7 +35,7 @@ def reserve_numbers(numbers: vec[i32], count: i64) -> vec[i32]:
 
 
 def fill_words(words: vec[i64], count: i64, value: i64) -> vec[i64]:
-    """The same items, followed by ``value`` up to ``count`` items in all."""
+    """An array of these items, followed by ``value`` up to ``count`` items in all."""
     while len(words) < count:
         missing: i64 = count - len(words)
         if missing > _FILLED_AT_ONCE:

@@ -22,7 +22,7 @@ class Handle:
     __slots__ = ()
 
     _NAMES: ClassVar[str] = "memory of this process"
-    """What an object of the class names; used in error messages."""
+    """The things that an object of the class names; used in error messages."""
 
     @classmethod
     def __init_subclass__(cls) -> None:

@@ -11,7 +11,7 @@ LayerId = NewType("LayerId", int)
 """The engine's number of a layer; any int, unique within a configuration."""
 
 DataRole: TypeAlias = str
-"""What a buffer holds: "key", "value", "key_scale", ... The library gives no meaning to the text."""
+"""The contents of a buffer: "key", "value", "key_scale", ... The library gives no meaning to the text."""
 
 LifeCycleId = NewType("LifeCycleId", int)
 """Dense index of a life cycle, in order of first appearance among the configured layers."""
@@ -48,7 +48,7 @@ PRIORITY_DEFAULT: Final = Priority(35)
 
 
 class CacheTier(IntEnum):
-    """What kind of memory a cache level is made of."""
+    """The kind of memory that a cache level is made of."""
 
     GPU_MEM = 0
     HOST_MEM = 1

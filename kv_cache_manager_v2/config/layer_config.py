@@ -19,7 +19,7 @@ from .config_value import ConfigValue, take_int, take_optional_int, take_text, t
 @dataclass(frozen=True)
 @mypyc_attr(native_class=False)
 class BufferConfig(ConfigValue):
-    """What one layer stores for one block under one role: ``size`` bytes.
+    """The bytes that one layer stores for one block under one role: ``size`` bytes.
 
     Where the layer's kernel uses smaller blocks than the manager, ``tokens_per_block_override`` is their length and
     ``size`` counts one of those; it must divide the manager's ``tokens_per_block``.

@@ -48,7 +48,7 @@ class SnapshotPolicy(ConfigValue):
 
 
 PLACEMENTS: Final = ("fixed", "learned")
-"""Of `SnapshotPolicy.placement`."""
+"""The values of `SnapshotPolicy.placement`."""
 
 MIN_PER_PATH: Final = 2
 """The first and the last snapshot of a path are never dropped."""

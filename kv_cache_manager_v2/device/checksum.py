@@ -21,7 +21,7 @@ def hash_bytes(data: bytes) -> int:
 
 
 def hash_memory(address: int, num_bytes: int) -> int:
-    """The same of bytes in memory, which are not copied."""
+    """The hash of bytes in memory, which are not copied."""
     view: Any = (ctypes.c_char * num_bytes).from_address(address)
     return _to_signed(require_xxhash().xxh3_64_intdigest(view))
 

@@ -447,7 +447,7 @@ def _pack(extents: list[DiskExtent]) -> list[list[DiskExtent]]:
 
 
 def _stage(group: list[DiskExtent], address: int) -> list[DiskExtent]:
-    """The same disk extents, with the slot at ``address`` as their memory."""
+    """Extents of the same disk bytes, with the slot at ``address`` as their memory."""
     staged: list[DiskExtent] = []
     for extent in group:
         piece = DiskExtent(extent.file, extent.address)

@@ -26,7 +26,7 @@ class DiskExtent:
     addresses: vec[i64]
     sizes: vec[i64]
     ticket: SlotTicket | None
-    """Of a watched file: what the write is for."""
+    """The purpose of the write, for a watched file."""
 
     def __init__(self, file: DiskFile, address: int) -> None:
         self.file = file

@@ -24,13 +24,13 @@ _logger: Final = PackageLog(__name__)
 
 @mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
 class JobPlan(metaclass=ABCMeta):
-    """What a job copies, before its extents are listed: by the worker that accepts it, not by the caller."""
+    """The copies of a job, before its extents are listed: by the worker that accepts it, not by the caller."""
 
     __slots__ = ()
 
     @abstractmethod
     def runs(self) -> CopyRuns:
-        """Of the whole batch. Called by any thread."""
+        """The runs of the whole batch. Called by any thread."""
 
     @abstractmethod
     def list_extents(self, sources: list[DiskExtent], targets: list[DiskExtent]) -> None:

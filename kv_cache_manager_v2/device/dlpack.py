@@ -66,7 +66,7 @@ _VERSIONED: Final = struct.Struct("@IIPPQ" + _TENSOR_FORMAT)
 assert _MANAGED.size == 64 and _VERSIONED.size == 80
 
 _EXTENT_BYTES: Final = 8
-"""Of an item of shape or strides."""
+"""Bytes of an item of shape or strides."""
 
 
 def make_capsule(

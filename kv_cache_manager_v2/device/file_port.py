@@ -84,7 +84,7 @@ class FilePort(Handle, metaclass=ABCMeta):
         raise _no_named_files("")
 
     def sync_folder(self, path: str) -> None:
-        """The same for the names in a folder."""
+        """`sync` for the names in a folder."""
         raise _no_named_files(path)
 
     def make_folder(self, path: str) -> None:

@@ -20,12 +20,12 @@ from .file_port import FilePort
 from .stripe import Stripe
 
 CHUNK_BYTES: Final = 1 << 20
-"""The same as `MAX_EXTENT_BYTES`: no chunk is moved in two pieces."""
+"""Equal to `MAX_EXTENT_BYTES`: no chunk is moved in two pieces."""
 
 
 @mypyc_attr(native_class=True)
 class SlotTicket:
-    """What the writes of one batch are for."""
+    """The purpose of the writes of one batch."""
 
     __slots__ = ()
 
@@ -74,7 +74,7 @@ class SlotWatch(metaclass=ABCMeta):
 
     @abstractmethod
     def current_ticket(self) -> SlotTicket | None:
-        """What the writes that are being planned are for; None: for nothing that is kept."""
+        """The purpose of the writes that are being planned; None: for nothing that is kept."""
         raise NotImplementedError("SlotWatch.current_ticket is for subclasses to define")
 
     @abstractmethod

@@ -34,7 +34,7 @@ from .snapshot_file import SnapshotFile
 
 FORMAT: Final = 2
 FORMAT_OF_PARTS: Final = 4
-"""Of a level on several paths."""
+"""The format of a level on several paths."""
 FOLDER_PREFIX: Final = "kvcm-"
 IDENTITY_NAME: Final = "identity.json"
 
@@ -56,17 +56,17 @@ class CacheFolder:
     is_read_only: Final[bool]
     """Nothing is locked or written; another process may be writing."""
     state: IndexState
-    """What the last process has left; empty once that is restored."""
+    """The records that the last process has left; empty once that is restored."""
     log_bytes: int
-    """Of the present log."""
+    """Bytes of the present log."""
     snapshot_bytes: int
-    """Of the newest snapshot of this process; 0 before the first one."""
+    """Bytes of the newest snapshot of this process; 0 before the first one."""
     _lock: int
     _log: int
     _number: int
-    """Of the present log."""
+    """Number of the present log."""
     _old_names: list[str]
-    """Of files that the next snapshot replaces."""
+    """Names of files that the next snapshot replaces."""
 
     def __init__(self, files: FilePort, paths: list[str], identity: str, layout: str, is_read_only: bool = False) -> None:
         """`ValueError` for a folder of another layout or format, `LogicError` while another manager has it, `StorageIOError` where the
@@ -109,7 +109,7 @@ class CacheFolder:
             ) from error
 
     def _read(self, identity: str, layout: str) -> IndexState:
-        """What is there at this moment, while another process may be writing."""
+        """Read the state of this moment, while another process may be writing."""
         try:
             if IDENTITY_NAME not in _list_names(self.files, self.path):
                 raise ValueError(

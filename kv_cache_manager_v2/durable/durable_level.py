@@ -43,7 +43,7 @@ class DurableGroup:
     announced: WriteBatch | None
     recorded: Final[vec[bool]]
     num_chunks: i64
-    """Of a slot in all pools."""
+    """Chunks of a slot in all pools."""
     num_restored: i64
     """Pages that the last process has left."""
     num_damaged: i64
@@ -119,7 +119,7 @@ class DurableLevel:
     groups: Final[list[DurableGroup]]
     writer: Final[IndexWriter]
     _lock: Final[Lock]
-    """Of the workers."""
+    """The workers' lock."""
     _next_generation: i64
     _has_damage: bool
     """Whether the log has said so."""
@@ -154,7 +154,7 @@ class DurableLevel:
         return self.folder.is_read_only
 
     def data_path(self, pool_group: int) -> str:
-        """What the names of the files of that pool group begin with."""
+        """The beginning of the names of that pool group's files."""
         return f"{self.folder.path}/data-{pool_group}"
 
     # -- on the caller's thread ---------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ class DurableLevel:
         group.announced = WriteBatch(nodes, slots, pages, first_page, num_life_cycles, first_generation, group.num_chunks)
 
     def retract(self, pool_group: i64) -> None:
-        """What was announced is planned, or refused."""
+        """Take an announcement back: the write is planned, or refused."""
         self.groups[pool_group].announced = None
 
     def adopt(self, state: IndexState, page: i64) -> None:
@@ -224,7 +224,7 @@ class DurableLevel:
         return checksums
 
     def restart_generations(self, next_generation: i64) -> None:
-        """Of what was restored all that has that generation or a later one is disowned."""
+        """Disown all restored pages of that generation or a later one."""
         self._next_generation = next_generation
 
     def record_weights(self, weights: bytes) -> None:

@@ -1,4 +1,4 @@
-"""What the folder of a durable level has, read without changing it: whose it is, and its blocks and pages by scope.
+"""The contents of a durable level's folder, read without changing it: whose it is, and its blocks and pages by scope.
 
 For tools beside the managers. While a manager has the folder, what is read is the state of some moment.
 """
@@ -74,7 +74,7 @@ class FolderContents:
         self.file_bytes = sum([_count_file_bytes(files, folder) for folder in self.part_folders if os.path.isdir(folder)])
 
     def find_part_fault(self, files: FilePort, number: int) -> str:
-        """What is wrong with the folder of that path; empty if it is that part of this level."""
+        """The fault of the folder on that path; empty if it is that part of this level."""
         return find_part_fault(files, self.part_folders, self._parts, number)
 
     def stripe(self, slot_bytes: int) -> Stripe | None:
@@ -112,7 +112,7 @@ class FolderContents:
 
 
 def read_parts(files: FilePort, path: str) -> dict[str, Any]:
-    """What identity.json says of the parts; empty for a level on one path. `ValueError` where it cannot be known."""
+    """The parts, as identity.json says; empty for a level on one path. `ValueError` where it cannot be known."""
     return _read_identity(files, path)[3]
 
 
@@ -132,7 +132,7 @@ def list_part_folders(files: FilePort, path: str, parts: dict[str, Any], more_pa
 
 
 def find_part_fault(files: FilePort, folders: list[str], parts: dict[str, Any], number: int) -> str:
-    """What is wrong with the folder of that path; empty if it is that part of the level."""
+    """The fault of the folder on that path; empty if it is that part of the level."""
     if number == 0:
         return ""
     found = read_part(files, folders[number])

@@ -162,7 +162,7 @@ class FolderParts:
 
 
 def read_part(files: FilePort, folder: str) -> dict[str, Any] | None:
-    """What part.json says; None where there is none that can be read."""
+    """The contents of part.json; None where there is none that can be read."""
     try:
         names = files.names(folder)
     except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,4 @@
-"""What the records of an index say, taken in order: nodes and pages in columns, a million of each without an object for any.
+"""The state that the records of an index make, taken in order: nodes and pages in columns, a million of each without an object for any.
 
 Nodes and pages are numbered in the order in which their records come (*ordinals*); the records stay where they are, in the frames that
 were read, and a column says where. What is forgotten again keeps its ordinal.
@@ -95,7 +95,7 @@ _HALF_MASK: Final = (1 << 32) - 1
 _SHORT_MASK: Final = (1 << 16) - 1
 _MOST_SLOTS: Final = 1 << 44
 _MOST_NUMBERS: Final = 1 << 60
-"""Of nodes and generations."""
+"""The largest number of a node or a generation."""
 _WEIGHT_BYTES: Final = 8
 
 # Where the fields are, from the beginning of a record on.
@@ -113,7 +113,7 @@ _AT_CHECKSUMS: Final = 33
 _FREE_BYTES: Final = 11
 _END_BYTES: Final = 17
 _HEAD_BYTES: Final = 5
-"""Of CLEAR and WEIGHTS, before what they say."""
+"""Bytes of CLEAR and WEIGHTS before their contents."""
 _ROOT_BYTES: Final = 13
 
 
@@ -170,7 +170,7 @@ class IndexState:
     page_nodes: vec[i64]
     """By page: the ordinal of its node, or IS_GONE."""
     scopes: Final[dict[int, tuple[int | None, int | str | None]]]
-    """Of roots."""
+    """By root: LoRA and salt."""
     next_node: i64
     next_generation: i64
     is_whole: bool
@@ -259,7 +259,7 @@ class IndexState:
 
     @property
     def nodes(self) -> dict[int, StoredNode]:
-        """What is there by number, parents before their children, for tools: made anew each time."""
+        """The nodes by number, parents before their children, for tools: made anew each time."""
         found: dict[int, StoredNode] = {}
         for node in range(self.num_nodes):
             parent = self.parents[node]
@@ -273,7 +273,7 @@ class IndexState:
 
     @property
     def pages(self) -> dict[tuple[int, int], StoredPage]:
-        """What is there by pool group and slot, in the order in which it was written, for tools: made anew each time."""
+        """The pages by pool group and slot, in the order in which it was written, for tools: made anew each time."""
         found: dict[tuple[int, int], StoredPage] = {}
         for page in self.list_pages():
             checksums = [int(self.checksum_of(page, chunk)) for chunk in range(self.count_checksums(page))]
@@ -303,7 +303,7 @@ class IndexState:
         return encode_node(self._numbers[node], number, self.tokens_of(node), MIXED if self.is_mixed(node) else PACKED)
 
     def page_record(self, page: i64, node: i64, has_checksums: bool) -> bytes:
-        """Of another node than it was read with, perhaps."""
+        """The record of the page, perhaps of another node than it was read with."""
         place = self._page_places[page]
         piece = self._pieces[place >> 32]
         begin = place & _HALF_MASK
@@ -512,7 +512,7 @@ class IndexSnapshot:
     _next_generation: Final[i64]
     _has_checksums: Final[bool]
     _position: i64
-    """Of the next node, or behind them of the next page."""
+    """Position of the next node, or behind them of the next page."""
     _is_done: bool
 
     def __init__(

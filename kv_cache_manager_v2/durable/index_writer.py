@@ -87,7 +87,7 @@ class IndexWriter(Drained):
     _compaction: IndexCompaction | None
     """Under way."""
     _retry_bytes: int
-    """Of the log, before what was refused is tried again."""
+    """Bytes of the log before a refused snapshot is tried again."""
 
     def __init__(self, folder: CacheFolder, watches: list[SlotWatch]) -> None:
         self.failure = ""
@@ -242,7 +242,7 @@ class IndexWriter(Drained):
             )
 
     def _count_log_bytes(self) -> int:
-        """Of a log that is too large."""
+        """The size at which a log is too large."""
         return max(self.least_log_bytes, _MOST_SNAPSHOTS * self._folder.snapshot_bytes, self._retry_bytes)
 
     def _end_compaction(self) -> None:

@@ -1,4 +1,4 @@
-"""What the index asks of those who give the numbers of nodes: which ones are in use."""
+"""The index asks which nodes are in use, of the part that numbers them."""
 
 from abc import ABCMeta, abstractmethod
 
@@ -14,5 +14,5 @@ class LiveNodes(metaclass=ABCMeta):
 
     @abstractmethod
     def copy_numbers(self) -> vec[i64]:
-        """Of all blocks in the tree that have a number, roots included; numbers below 1 mean nothing. From any thread, without waiting:
-        a number that was given before the call is there unless its block has left the tree."""
+        """The numbers of all blocks in the tree that have one, roots included; numbers below 1 mean nothing. From any thread, without
+        waiting: a number that was given before the call is there unless its block has left the tree."""

@@ -26,7 +26,7 @@ class NodeBatch:
     _nodes: vec[i64]
     _parents: vec[i64]
     _places: vec[i64]
-    """Of each: form (bits 0-1) | how many bytes of its tokens are its own (2-33) | where they begin."""
+    """By node: form (bits 0-1) | how many bytes of its tokens are its own (2-33) | where they begin."""
     _tokens: Final[list[bytes]]
 
     def __init__(self) -> None:

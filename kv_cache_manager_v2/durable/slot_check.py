@@ -35,7 +35,7 @@ class SlotCheck:
         self._ports = {}
 
     def find_fault(self, pool_group: int, slot: int, page: StoredPage) -> str:
-        """What is wrong with the page in that slot; empty if nothing is."""
+        """The fault of the page in that slot; empty if there is none."""
         if pool_group >= len(self._contents.slot_bytes):
             return f"there is no pool group {pool_group}"
         position = 0

@@ -1,4 +1,5 @@
-"""What of a state a new snapshot says, found step by step: all pages; of the nodes those of the tree, those of the pages, their ancestors.
+"""The part of a state that a new snapshot keeps, found step by step: all pages, and the nodes of the tree, the nodes
+of the pages, and their ancestors.
 
     state        what a step looks at                                way out
     marking      some nodes of the tree, and their ordinals          all are marked: pages
@@ -41,7 +42,7 @@ class SnapshotChoice:
     """By node."""
     _phase: i64
     _position: i64
-    """Of the present phase's next one."""
+    """Position of the present phase's next item."""
 
     def __init__(self, state: IndexState, live: vec[i64]) -> None:
         self.nodes = vec[i64]()

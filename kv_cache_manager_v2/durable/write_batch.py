@@ -33,7 +33,7 @@ class WriteBatch(SlotTicket):
     _first_page: Final[i64]
     _num_life_cycles: Final[i64]
     _num_chunks: Final[i64]
-    """Of a slot in all pools."""
+    """Chunks of a slot in all pools."""
     _positions: Final[dict[int, int]]
     """By slot; filled by the first worker that asks."""
     _num_left: vec[i64]

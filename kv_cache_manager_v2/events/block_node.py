@@ -81,7 +81,7 @@ class BlockNode:
         return tokens
 
     def digest(self, algorithm: str = SHA256) -> bytes:
-        """What `show_digest` shows; a node is always asked for the same algorithm's."""
+        """The digest that `show_digest` shows; a node is always asked for the same algorithm's."""
         nameless: list[BlockNode] = []
         node = self
         while node._digest is None and node.parent is not None:

@@ -33,7 +33,7 @@ def to_salt_word(salt: int | str | None) -> int | None:
 
 
 def encode_v2_scope(lora_id: int | None, salt: int | str | None) -> bytes:
-    """What the v2 root is the SHA-256 of: 1, 9 or 17 bytes."""
+    """The bytes that the v2 root is the SHA-256 of: 1, 9 or 17 bytes."""
     mask = 0
     words = b""
     for bit, value in enumerate((lora_id, to_salt_word(salt))):

@@ -72,7 +72,7 @@ class _Draft:
     places: vec[i64]
     """Of stored blocks: `_pack`; of an update: the old and the new value; of a created group: its blocks by level."""
     value: Final[i64]
-    """Of removed blocks: the cause."""
+    """The cause, for removed blocks."""
 
     def __init__(self, kind: i64, group: i64, event_id: int, value: i64) -> None:
         self.kind = kind

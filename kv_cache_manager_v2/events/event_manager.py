@@ -61,11 +61,11 @@ class KVCacheEventManager(Handle):
     _tokens_per_block: int
     _cache_tiers: tuple[CacheTier, ...]
     _door: CallDoor | None
-    """Of the manager; None while UNBOUND."""
+    """The manager's door; None while UNBOUND."""
     _is_published: bool
     """A publisher drains it."""
     _inheritance: object
-    """What each publisher leaves to the next; None before the first."""
+    """The state that each publisher leaves to the next; None before the first."""
 
     def __init__(
         self,

@@ -29,10 +29,10 @@ class PublishedRun:
     __slots__ = ("parent", "first_pages", "levels_and_priorities", "_packed", "_begin", "_block_bytes")
 
     parent: Final[i64]
-    """Of the first block; each other block's parent is the one before it."""
+    """Parent of the first block; each other block's parent is the one before it."""
     first_pages: Final[vec[i64]]
     levels_and_priorities: Final[vec[i64]]
-    """Of each page of each block."""
+    """Level and priority of each page of each block."""
     _packed: Final[bytes]
     """The blocks' tokens from ``_begin`` on, packed as int32; no digest is among them."""
     _begin: Final[i64]

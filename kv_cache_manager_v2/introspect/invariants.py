@@ -266,7 +266,7 @@ def _check_planned(shared: SharedState, states: Sequence[SequenceState], tally: 
 
 
 def _check_twins(state: SequenceState, tally: _Tally) -> None:
-    """Of published blocks an active sequence may keep pages of its own, where indices stay: then others have the published page locked."""
+    """An active sequence keeps pages of its own of published blocks only where indices stay: then others have the published page locked."""
     if state.twins is None:
         return
     shared = state.shared

@@ -52,9 +52,9 @@ class CallJournal(CallRecords):
 
     _writer: Final[JournalWriter]
     _digests: Final[DigestTable]
-    """Of the manager: what packed tokens that stand for digests mean."""
+    """The manager's digests: what packed tokens that stand for digests mean."""
     _priorities: Final[list[int]]
-    """What the user's callback returned and no record has yet."""
+    """Priorities that the user's callback returned and no record has yet."""
     _prompts: Final[dict[int, bytes]]
     """By serial, the packed tokens that an open sequence was given, until it has committed them, or others."""
 

@@ -61,10 +61,10 @@ class CallRecords:
         """All that was kept for the scope is forgotten."""
 
     def restored(self, records: bytes) -> None:
-        """Of the index of the durable level, as the manager found it, before any call. The last ones end with END."""
+        """The index of the durable level, as the manager found it, before any call. The last ones end with END."""
 
     def keep(self, names: list[bytes]) -> None:
-        """Of what was restored only that is left."""
+        """Keep of the restored prefixes only these."""
 
     def resume(self, serial: i64, stream: int, result: bool) -> None:
         """With the priorities that it asked for."""

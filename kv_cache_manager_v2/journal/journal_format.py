@@ -128,6 +128,6 @@ TEXT: Final = 2
 
 DIGEST_BYTES: Final = 8
 NAME_BYTES: Final = 16
-"""Of what was restored."""
+"""Bytes of the name of a restored prefix."""
 DIGEST_EVERY: Final = 1024
 """A power of two."""

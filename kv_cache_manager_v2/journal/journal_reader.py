@@ -55,7 +55,7 @@ class JournalReader:
         return self.position >= len(self._data)
 
     def restored(self) -> list[bytes]:
-        """What the manager found on its durable level: to be read before the first call."""
+        """The restored prefixes that the manager found on its durable level: to be read before the first call."""
         pieces: list[bytes] = []
         begin = self.position
         while not self.is_at_end and self._data[self.position] == RESTORED:

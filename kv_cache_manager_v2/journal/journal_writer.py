@@ -43,7 +43,7 @@ class JournalWriter:
     error: OSError | None
     """Why recording has ended early; None while all is well."""
     buffer: BytesWriter
-    """What the file does not have yet; another one after each flush."""
+    """Bytes that the file does not have yet; another one after each flush."""
     num_records: i64
     _file: ClaimedFile | None
     _digest: DecisionDigest | None

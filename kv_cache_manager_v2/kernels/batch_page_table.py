@@ -105,7 +105,7 @@ class BatchPageTable(Handle):
     _has_scratch: Final[bool]
     """Whether sequences may have scratch blocks, of which their page tables do not tell."""
     _lengths: Final[vec[i32]]
-    """What `seq_lens` gets in the next update; then the same for the other two arrays, and views of all three and of what they go to."""
+    """The next contents of `seq_lens`; then those of the other two arrays, and views of all three and of what they go to."""
     _queries: Final[vec[i32]]
     _keys: Final[vec[i32]]
     _sources: Final[list[memoryview]]

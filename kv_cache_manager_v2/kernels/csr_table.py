@@ -85,7 +85,7 @@ class CsrTable(TableOutput):
     _rule: Final[PageRule]
     _rows: Final[BatchRows]
     _starts: vec[i64]
-    """The same as `indptr`."""
+    """Equal to `indptr`."""
     _num_pages: Final[vec[i64]]
     """By row: pages of its tokens, listed or not, or _UNKNOWN."""
     _seen_blocks: Final[vec[i64]]

@@ -37,7 +37,7 @@ class _GroupLimit:
 @final
 @mypyc_attr(native_class=True)
 class IndexLimits:
-    """Of the rules of one batch's outputs: the least for each pool group."""
+    """The limits of one batch's outputs: the least for each pool group."""
 
     __slots__ = ("_allocators", "_pool_groups", "_limits")
 

@@ -123,7 +123,7 @@ class PageRule(Value):
         )  # fmt: skip
 
     def moved_by(self, offset: i64) -> "PageRule":
-        """The same rule for a base address that is so many sub-pages earlier; without scratch blocks."""
+        """This rule for a base address that is so many sub-pages earlier; without scratch blocks."""
         return PageRule(
             self.layer_group, self.scale, self.offset + offset, self.expansion, 1, False, self.page_tokens, self.text
         )

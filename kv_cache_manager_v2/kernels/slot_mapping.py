@@ -42,7 +42,7 @@ class SlotMapping(TableOutput):
     _collected: Final[vec[i64]]
     """Tokens of rows with few inputs, until they are written, all at once."""
     _view: Final[memoryview]
-    """Of ``_collected``; then one of ``array``."""
+    """A view of ``_collected``; then one of ``array``."""
     _flat: Final[memoryview]
 
     def __init__(self, rule: PageRule, max_num_tokens: int, out: object) -> None:

@@ -38,7 +38,7 @@ class BufferPlacement:
     num_bytes: Final[int]
     """Expanded size: what one block takes. For recurrent state: what one sequence takes."""
     page_bytes: Final[int]
-    """What one page index stands for, the configured size; ``num_bytes / expansion``."""
+    """Bytes that one page index stands for, the configured size; ``num_bytes / expansion``."""
     expansion: Final[int]
     """Page indices per block; over 1 where the kernel's blocks are smaller than the manager's."""
     scale: Final[int]

@@ -99,7 +99,7 @@ class PageIndexConverter(Value):
         index_mode: Given[PageIndexMode | None] = None,
         scratch: Given[ScratchDesc | None] = None,
     ) -> int:
-        """The same, written to the front of ``out``, a writable int32 buffer; returns how many entries were written."""
+        """The conversion, written to the front of ``out``, a writable int32 buffer; returns how many entries were written."""
         from . import page_index_arrays as arrays
 
         pages = self(base_indices, index_mode, scratch)

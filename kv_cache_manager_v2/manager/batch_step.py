@@ -47,7 +47,7 @@ class BatchStep:
     _call: Final[str]
     _number: Final[i64]
     _name: Final[str]
-    """Of the argument that lists the sequences."""
+    """Name of the argument that lists the sequences."""
     _kv_caches: Final[list[object]]
     """A copy of the caller's list, which the caller's callbacks may change."""
     _others: Final[list[SequenceState]]

@@ -32,20 +32,20 @@ class PoolGroupCapacity(Value):
     layer_groups: tuple[int, ...]
     num_slots: int
     slot_bytes: int
-    """Of one slot in all pools of the group."""
+    """Bytes of one slot in all pools of the group."""
     min_slots: int
-    """What the constraints demand."""
+    """Slots that the constraints demand."""
     batch_slots: int | None
-    """What the asked batch takes; None if none was asked."""
+    """Slots that the asked batch takes; None if none was asked."""
 
     @property
     def num_bytes(self) -> int:
-        """Of all slots."""
+        """Bytes of all slots."""
         return self.num_slots * self.slot_bytes
 
     @property
     def spare_slots(self) -> int:
-        """What the batch leaves, or the constraints if none was asked; negative: so many are missing."""
+        """Slots that the batch leaves, or the constraints if none was asked; negative: so many are missing."""
         return self.num_slots - (self.min_slots if self.batch_slots is None else self.batch_slots)
 
 
@@ -60,13 +60,13 @@ class LevelCapacity(Value):
 
     @property
     def num_bytes(self) -> int:
-        """Of all slots; at most the quota."""
+        """Bytes of all slots; at most the quota."""
         return sum([group.num_bytes for group in self.pool_groups])
 
 
 @dataclass(frozen=True)
 class CapacityPlan(Value):
-    """What a configuration holds. A value; ``print(plan.table())`` shows it."""
+    """The capacity of a configuration. A value; ``print(plan.table())`` shows it."""
 
     config: KVCacheManagerConfig
     levels: tuple[LevelCapacity, ...]
@@ -167,7 +167,7 @@ def _layout_of(config: KVCacheManagerConfig) -> SlotLayout:
 
 
 def plan_capacity(config: Given[KVCacheManagerConfig], batch: Given[BatchDesc | None] = None) -> CapacityPlan:
-    """What a manager with this configuration holds, and whether ``batch`` runs; allocates nothing.
+    """The capacity of a manager with this configuration, and whether ``batch`` runs; allocates nothing.
 
     `ValueError` if a quota is under the minimum that the constraints demand, as from the manager itself.
     """

@@ -81,7 +81,7 @@ def _list_blocks(tree: RadixTree) -> list[Block]:
 
 
 def record_weights(shared: SharedState) -> None:
-    """What the policies have learned is for the next process."""
+    """Record what the policies have learned, for the next process."""
     storage = shared.storage
     if storage.durable is not None and storage.learns:
         storage.durable.record_weights(storage.learning.model.to_bytes())

@@ -27,7 +27,7 @@ def list_absolute_paths(tier: DiskCacheTierConfig) -> list[str]:
 
 
 def describe_identity(model_id: ModelId, config: KVCacheManagerConfig) -> str:
-    """What names the folder, as JSON: the model, and the rectangle of layers and heads."""
+    """The identity that names the folder, as JSON: the model, and the rectangle of layers and heads."""
     identity = {
         "name": model_id.name,
         "revision": model_id.revision,
@@ -42,7 +42,7 @@ def describe_identity(model_id: ModelId, config: KVCacheManagerConfig) -> str:
 
 
 def describe_layout(layout: SlotLayout) -> str:
-    """What each byte of a slot is, as JSON."""
+    """The meaning of each byte of a slot, as JSON."""
     placements = [layout.buffer_placement(buffer_id) for buffer_id in layout.buffer_ids]
     described = {
         "life_cycles": [
@@ -107,7 +107,7 @@ def write_folder(device: Device, config: KVCacheManagerConfig, pieces: list[byte
 
 
 def _make_data_files(files: FilePort, path: str, layout: SlotLayout, num_slots: tuple[int, ...]) -> None:
-    """What a manager that only reads must find there; empty."""
+    """Make the files that a manager that only reads must find there; empty."""
     for group in range(layout.num_pool_groups):
         for pool, slot_bytes in enumerate(layout.slot_bytes(group)):
             file = files.open_named(f"{path}/data-{group}-{pool}", False)

@@ -1,4 +1,4 @@
-"""What the last process has left on the durable level becomes blocks and pages of this one, before the first sequence.
+"""Restoring: the last process's durable pages become blocks and pages of this one, before the first sequence.
 
     1. nodes that say the same (a scope, or a parent and tokens) are one block; of a page that was recorded twice the newer one counts
     2. a block is kept if a match can reach it: its ancestors have the pages of all layer groups without a window

@@ -229,7 +229,7 @@ class LevelSizes:
         return [count > last for count, last in zip(self._count_refusals(), self._last_refusals)]
 
     def _count_refusals(self) -> list[int]:
-        """Of each pool group on all levels, so far."""
+        """Refusals of each pool group on all levels, so far."""
         storage = self._shared.storage
         num_groups = int(storage.num_pool_groups)
         counts = [0] * num_groups

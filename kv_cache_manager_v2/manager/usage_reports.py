@@ -115,6 +115,6 @@ class UsageReports(SnapshotPublisher):
         return found
 
     def _by_level(self, figures: list[int]) -> tuple[tuple[int, ...], ...]:
-        """Of each level, a figure for each pool group."""
+        """The figures by level, one for each pool group."""
         width = int(self._shared.storage.num_pool_groups)
         return tuple([tuple(figures[begin : begin + width]) for begin in range(0, len(figures), width)])

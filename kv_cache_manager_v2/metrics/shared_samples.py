@@ -53,7 +53,7 @@ class SharedFacts(Value):
 
 @mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
 class SharedSource(Handle, metaclass=ABCMeta):
-    """What exporters take as ``shared_level``; `kv_cache_manager_v2.shared.SharedLevel` is one."""
+    """The argument ``shared_level`` of exporters; `kv_cache_manager_v2.shared.SharedLevel` is one."""
 
     __slots__ = ()
 
@@ -66,7 +66,7 @@ class SharedSource(Handle, metaclass=ABCMeta):
 
 
 def to_shared_source(value: object) -> SharedSource | None:
-    """What an exporter was given as ``shared_level``."""
+    """The ``shared_level`` that an exporter was given, checked."""
     if value is None or isinstance(value, SharedSource):
         return value
     raise TypeError(f"shared_level must be a SharedLevel or None, not {type(value).__name__}")

@@ -1,4 +1,4 @@
-"""What one GPU stores for each layer: data types with their scales, heads divided between the ranks of tensor parallelism.
+"""The bytes that one GPU stores for each layer: data types with their scales, heads divided between the ranks of tensor parallelism.
 
 - Key/value heads are divided; where there are more ranks than heads, a head is on several ranks. A latent of MLA is on every rank.
 - The heads or channels of a recurrent state are divided too. Its groups (Mamba 2) are on several ranks where they are too few.
@@ -52,7 +52,7 @@ class LayerMaker:
         self._add_attention(layer_id, buffers, window)
 
     def add_latent(self, layer_id: int, num_items: int, window: int | None, extra: BufferConfig | None = None) -> None:
-        """What MLA stores: one vector for all heads."""
+        """MLA's buffers: one vector for all heads."""
         buffers = self._buffers("latent", num_items, num_items, layer_id)
         if extra is not None:
             buffers.append(extra)

@@ -53,12 +53,12 @@ class ModelDescription(Value):
 
     @property
     def bytes_per_token(self) -> int:
-        """Of a token that every layer keeps."""
+        """Bytes of a token that every layer keeps."""
         return sum([_num_bytes(layer) for layer in self.layers if isinstance(layer, AttentionLayerConfig)])
 
     @property
     def bytes_per_state(self) -> int:
-        """Of the recurrent states of one sequence."""
+        """Bytes of the recurrent states of one sequence."""
         return sum([_num_bytes(layer) for layer in self.layers if isinstance(layer, SsmLayerConfig)])
 
 

@@ -1,4 +1,4 @@
-"""What a file is that should have been one JSON object, in a few words for a message."""
+"""The kind of a file that should have been one JSON object, in a few words for a message."""
 
 import json
 from typing import Final

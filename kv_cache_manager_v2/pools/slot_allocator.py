@@ -33,7 +33,7 @@ class SlotAllocator:
     num_slots: i64
     num_free: i64
     num_aside: i64
-    """Of the free slots, those that stand aside."""
+    """Free slots that stand aside."""
     first_slot: Final[i64]
     peak_used: i64
     """Since the last `take_peak`."""
@@ -291,7 +291,7 @@ class SlotAllocator:
         self.grow(num_retired)
 
     def end_shrink(self) -> None:
-        """What was behind the end is forgotten. Takes no memory after `reserve`."""
+        """Forget the slots behind the end. Takes no memory after `reserve`."""
         if len(self._kept_ready) == 0:
             self.reserve(self.num_slots)
         self._before_shrink = vec[i64]()

@@ -27,7 +27,7 @@ _SAMPLED_MASK: Final = (1 << 20) - 1
 """A key is sampled if these bits of it are under the threshold."""
 
 SCOPE_SHIFT: Final = 36
-"""Of a scope in a key."""
+"""Shift of a scope in a key."""
 
 
 def key_of(prefix: i64, scope: i64) -> i64:
@@ -52,9 +52,9 @@ class BlockHistory:
     """Blocks from before the second scope, by number, that the table has been told of since; up to ``_told_end``."""
     _told_end: i64
     _prefixes: Final[WordColumn]
-    """Of the published blocks, by the number of the block."""
+    """Prefixes of the published blocks, by the number of the block."""
     _marks: Final[WordColumn]
-    """Of the published blocks, by number: the scope (bits 34-53) | whether the block is in the sample itself (33) | the number of the
+    """Marks of the published blocks, by number: the scope (bits 34-53) | whether the block is in the sample itself (33) | the number of the
     nearest sampled block before it on its path plus 1, or 0."""
     _table: Final[RemovalHistory]
     times: BlockTimes | None
@@ -200,7 +200,7 @@ class BlockHistory:
     # -- the sample ---------------------------------------------------------------------------------------------------
 
     def _mark_below(self, block: i64, scope: i64) -> i64:
-        """Of a block that is not in the sample, below this published block or root."""
+        """The mark of a block that is not in the sample, below this published block or root."""
         return (scope << _SCOPE_SHIFT) | (self._nearest_sample(block) + 1)
 
     def _nearest_sample(self, block: i64) -> i64:

@@ -22,7 +22,7 @@ cache); an object of 2 KiB costs 600 instructions to allocate and free."""
 
 
 def key_of(block: Block, block_bytes: i64) -> bytes:
-    """Of a published block."""
+    """The key of a published block."""
     tokens = block.tokens
     if len(tokens) <= block_bytes:
         return tokens

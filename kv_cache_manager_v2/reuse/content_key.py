@@ -33,7 +33,7 @@ def mix_key(key: i64, word: i64) -> i64:
 
 
 def text_key(data: bytes) -> i64:
-    """Of a whole prefix, for roots."""
+    """The key of a whole prefix, for roots."""
     key: i64 = 1
     for byte in data:
         key = mix_key(key, byte)
@@ -41,7 +41,7 @@ def text_key(data: bytes) -> i64:
 
 
 def block_key(block: Block, block_bytes: i64) -> i64:
-    """Of a published block; its root has one."""
+    """The key of a published block; its root has one."""
     if block.content_key != NO_KEY:
         return block.content_key
     parent = block.parent
@@ -87,7 +87,7 @@ def make_run_keys(parent: Block, blocks: list[Block], packed: bytes, position: i
 
 
 def page_key(key: i64, life_cycle: i64) -> i64:
-    """Of a block's page; never `NO_KEY`. Who looks a key up mixes it."""
+    """The key of a block's page; never `NO_KEY`. Who looks a key up mixes it."""
     mixed = (key + life_cycle * _FIRST_FACTOR) & _MASK
     if mixed == NO_KEY:
         return 1

@@ -461,7 +461,7 @@ class RadixTree(PageOwner):
         return True
 
     def _drop_broken_runs(self, block: Block, life_cycle: i64, pages: vec[i64], account: PageCounters | None) -> None:
-        """What is left of a window that has lost a page serves no match."""
+        """Drop the rest of a window that has lost a page: it serves no match."""
         self._runs.forget_place()
         pool_group = self.storage.pool_group_of[life_cycle]
         cause = self.storage.last_cause

@@ -40,7 +40,7 @@ class VictimPath:
     blocks: Final[vec[i64]]
     """As many first page ids as `gather` has counted blocks, in that order."""
     others: vec[i64]
-    """What they take along elsewhere."""
+    """The pages that they take along elsewhere."""
     _storage: Final[PageStorage]
     _line: Final[vec[i64]]
 

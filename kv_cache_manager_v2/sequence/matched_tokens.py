@@ -1,4 +1,4 @@
-"""What `create_kv_cache` found of a prompt: how far its attention and its recurrent state could be reused."""
+"""The match of a prompt as `create_kv_cache` found it: how far its attention and its recurrent state could be reused."""
 
 from dataclasses import dataclass
 

@@ -54,7 +54,7 @@ class PageTable:
             reader = reader.following
 
     def set_run(self, first: i64, slots: vec[i64]) -> None:
-        """The same for consecutive entries."""
+        """`set` for consecutive entries."""
         entries = self.entries
         ordinal = first
         for slot in slots:
@@ -63,7 +63,7 @@ class PageTable:
         self._tell_of_run(first, ordinal)
 
     def set_bad_run(self, begin: i64, end: i64) -> None:
-        """What is there is needed no more."""
+        """Mark consecutive entries as bad: they are needed no more."""
         entries = self.entries
         bad: i32 = BAD_PAGE_INDEX
         for ordinal in range(begin, end):

@@ -18,7 +18,7 @@ from ..storage.page_storage import PageStorage
 from .retention_plan import FOR_EVER, RetentionPlan
 
 NO_CLOCK: Final = -1
-"""Of a pin that lasts until it is released."""
+"""The clock of a pin that lasts until it is released."""
 SECONDS: Final = 0
 """The clock of durations, in microseconds; those of the pool groups follow."""
 _SPARE_ENTRIES: Final = 64

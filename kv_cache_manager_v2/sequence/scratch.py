@@ -112,7 +112,7 @@ class Scratch:
 
 
 def add_needed_slots(scratch: Scratch, needed: vec[i64]) -> None:
-    """What resuming has to allocate, added per pool group."""
+    """Add the slots that resuming has to allocate, per pool group."""
     storage = scratch.shared.storage
     for life_cycle in range(scratch.shared.num_life_cycles):
         count = scratch.count_slots(life_cycle, scratch.ends[life_cycle] - scratch.begins[life_cycle])

@@ -204,7 +204,7 @@ class SequenceState:
     scratch: Final[Scratch]
     stream: int
     timeline: i64
-    """Of the stream while ACTIVE, else NO_TIMELINE."""
+    """The stream's timeline while ACTIVE, else NO_TIMELINE."""
     priority_callback: PriorityCallback | None
     counters: SequenceCounters | None
     """None if there are no statistics."""

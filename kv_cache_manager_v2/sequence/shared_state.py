@@ -1,4 +1,4 @@
-"""What all sequences of one manager share: storage, tree, matcher, the model's life cycles and a few settings."""
+"""The state that all sequences of one manager share: storage, tree, matcher, the model's life cycles and a few settings."""
 
 from typing import Final, final
 
@@ -139,11 +139,11 @@ class SharedState:
     least_scratch_step: i64
     """A step of fewer input tokens has no scratch block in any life cycle."""
     num_further_beams: i64
-    """Of all open sequences, beside one beam each."""
+    """Beams of all open sequences, beside one beam each."""
     uses_priorities: bool
     """Whether some sequence gave a priority callback: without one all pages have the default priority."""
     journal: Final[CallRecords]
-    """What the guard hands out; without a journal one that keeps nothing."""
+    """The journal that the guard hands out; without a journal one that keeps nothing."""
     is_recording: Final[bool]
     """Whether the journal keeps anything: asked where a record for each sequence of a batch would cost."""
 

@@ -58,7 +58,7 @@ class UsageRecorder:
         self.explainer = explainer
 
     def take_peak_pages(self) -> vec[i64]:
-        """Of the total since this was last asked."""
+        """Peaks of the total since this was last asked."""
         return self.total.take_recent_peaks()
 
     def open_account(self, state: SequenceState, prompt_length: i64, is_counted: bool) -> None:
@@ -68,7 +68,7 @@ class UsageRecorder:
         state.counters = SequenceCounters(storage.rows.num_life_cycles, storage.counters, total, prompt_length)
 
     def record_match(self, state: SequenceState, packed: bytes, match: Match, num_untrimmed: i64) -> None:
-        """What the match found, and why it found no more. The state holds the match already."""
+        """Record what the match found, and why it found no more. The state holds the match already."""
         counters = state.counters
         if counters is None:
             return

@@ -21,7 +21,7 @@ class Demand:
     _peaks: vec[i64]
     """The most slots of any sample since `restart`."""
     _last_peaks: vec[i64]
-    """Of the time before."""
+    """The peaks of the time before."""
     _weight: Final[i64]
 
     def __init__(self, num_pool_groups: int, smoothing: float) -> None:

@@ -22,7 +22,7 @@ class PageCounters:
     num_levels: Final[i64]
     num_pool_groups: Final[i64]
     page_bytes: Final[vec[i64]]
-    """Of each pool group."""
+    """Bytes of a page, by pool group."""
     copied_pages: Final[vec[i64]]
     """[source level][target level][pool group]"""
     dropped_pages: Final[vec[i64]]

@@ -30,8 +30,8 @@ class StorageStatistics(Value):
     is_closed: bool = False
     """The level takes no more pages, as its disk failed to take a write; the same in all pool groups."""
     restored_pages: int = 0
-    """Of a durable level: pages that the last process has left, as the constructor found them."""
+    """Pages that the last process has left on a durable level, as the constructor found them."""
     damaged_pages: int = 0
-    """Of a durable level: pages that were read and are not what was written."""
+    """Pages of a durable level that were read and are not what was written."""
     has_durable_failure: bool = False
     """The disk has refused the index of a durable level: what is published now is not found by the next process."""

@@ -49,7 +49,7 @@ class UsageCounters:
     peak_pages: Final[vec[i64]]
     """Per layer group the most pages that one sequence had at one time."""
     recent_peaks: vec[i64]
-    """The same, since `take_recent_peaks`."""
+    """The peaks since `take_recent_peaks`."""
     pages: Final[PageCounters]
 
     def __init__(self, num_layer_groups: i64, pages: PageCounters) -> None:
@@ -113,7 +113,7 @@ class SequenceCounters:
     num_counted_blocks: i64
     """The most blocks that were ever counted: those of a step that is taken back and done again count once."""
     num_lost: i64
-    """Of the committed tokens, those that a disk could not read when the sequence needed them last."""
+    """Committed tokens that a disk could not read when the sequence needed them last."""
 
     def __init__(self, num_layer_groups: i64, pages: PageCounters, total: UsageCounters | None, prompt_length: i64) -> None:
         self.usage = UsageCounters(num_layer_groups, PageCounters(pages.num_levels, pages.page_bytes))
@@ -151,7 +151,7 @@ class SequenceCounters:
             self.end_waiting()
 
     def end_waiting(self) -> None:
-        """What the sequence has found is there, or never will be: it is in the total now, if it was resumed."""
+        """The pages that the sequence has found are there, or never will be: they are in the total now, if it was resumed."""
         total = self.total
         if total is None or self.is_in_total or self.usage.counts[self.usage.calls_at + RESUMES] == 0:
             return

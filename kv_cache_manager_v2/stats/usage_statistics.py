@@ -77,7 +77,7 @@ class PromptStatistics(Value):
     missed_tokens: dict[MissCause, int]
     """By cause; only causes that occurred."""
     planned_tokens: int = 0
-    """Of the hits, those on blocks that another sequence had planned and not committed. They count as hits on level 0."""
+    """Hits on blocks that another sequence had planned and not committed. They count as hits on level 0."""
 
     @property
     def num_hit(self) -> int:

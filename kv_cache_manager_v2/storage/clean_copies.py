@@ -222,7 +222,7 @@ class CleanCopies:
         self._allocators[place >> 32].end_aside(place & LOW_MASK)
 
     def forget_all(self, pool_group: i64) -> None:
-        """Of a pool group, whose slots are about to move."""
+        """Forget all copies of a pool group, whose slots are about to move."""
         lines = self._lines
         if lines is None:
             return

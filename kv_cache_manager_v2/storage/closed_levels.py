@@ -80,5 +80,5 @@ class ClosedLevels:
         return self._reasons.get(level, _READ_ONLY) != _READ_ONLY
 
     def reason(self, level: int) -> str | None:
-        """What the disk said; None while the level is open."""
+        """The disk's error; None while the level is open."""
         return self._reasons.get(level)

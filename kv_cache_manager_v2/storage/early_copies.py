@@ -105,7 +105,7 @@ class EarlyCopies:
             self.offload_put_off()
 
     def offload_put_off(self) -> None:
-        """What was put off is copied now."""
+        """Copy now what was put off."""
         owner = self._storage.owner()
         rows = self._storage.rows
         is_put_off = self._is_put_off.words

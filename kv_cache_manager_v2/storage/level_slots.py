@@ -23,7 +23,7 @@ class LevelSlots:
     num_slots: Final[tuple[int, ...]]
     eviction_policy: Final[EvictionPolicy]
     durable: DurableLevel | None
-    """What outlives the process; None if nothing does."""
+    """The level that outlives the process; None if nothing does."""
     _config: Final[CacheTierConfig | None]
 
     def __init__(
@@ -48,5 +48,5 @@ class LevelSlots:
         return 0.0 if config is None or isinstance(config, GpuCacheTierConfig) else config.min_reuse_probability
 
     def compute_max_bytes(self, device: Device) -> int:
-        """What its slots may take at most, later."""
+        """The bytes that its slots may take at most, later."""
         return 0 if self._config is None else compute_max_quota(self._config, device.total_bytes(self.tier))

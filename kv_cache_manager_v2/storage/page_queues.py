@@ -44,7 +44,7 @@ def put_back(storage: PageStorage, page: i64, pool_group: i64) -> None:
 
 
 def put_back_first(storage: PageStorage, page: i64, pool_group: i64) -> None:
-    """The same, as the next to go."""
+    """`put_back`, as the next to go."""
     level = storage.rows.level(page)
     index = level * storage.num_pool_groups + pool_group
     if storage.rows.num_holds(page) == 0:

@@ -53,7 +53,7 @@ NO_SHIFT: Final = -1
 
 
 def pack_place(slot: i64, level: i64, priority: i64) -> i64:
-    """Of a page without holds."""
+    """The place of a page without holds."""
     return slot | (level << _LEVEL_SHIFT) | (priority << _PRIORITY_SHIFT)
 
 
@@ -70,7 +70,7 @@ def holds_of_place(place: i64) -> i64:
 
 
 def moved_place(place: i64, level: i64, slot: i64) -> i64:
-    """The same page there: its priority and its holds go with it."""
+    """The place of that page after a move: its priority and its holds go with it."""
     return ((place >> _PRIORITY_SHIFT) << _PRIORITY_SHIFT) | (level << _LEVEL_SHIFT) | slot
 
 
@@ -226,7 +226,7 @@ class PageRows:
         return priority_of_place(self.words[page * ROW_WORDS + PLACE])
 
     def num_holds(self, page: i64) -> i64:
-        """Of a row that has a page."""
+        """Holds of a row that has a page."""
         return holds_of_place(self.words[page * ROW_WORDS + PLACE])
 
     def num_locks(self, page: i64) -> i64:

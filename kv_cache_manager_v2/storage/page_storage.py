@@ -127,7 +127,7 @@ class PageStorage:
     """The last level, if what is there outlives the process."""
     _keys: Final[OwnerKeys]
     learning: Final[Learning]
-    """What the learned queues of all levels share."""
+    """The learning that the queues of all levels share."""
     _records: Final[list[SegmentRecords]]
     """By pool group."""
     _policies: Final[list[EvictionPolicy]]
@@ -289,7 +289,7 @@ class PageStorage:
         return slot
 
     def make_locked_page_at(self, page: i64, pool_group: i64, slot: i64, priority: i64) -> None:
-        """The same in a slot that was taken before, and that the owner's stream has waited for."""
+        """`make_locked_page` in a slot that was taken before, and that the owner's stream has waited for."""
         words = self.rows.words
         assert words[page * ROW_WORDS + PLACE] == NO_PAGE, "a page was made where there is one"
         self.digest.record(SLOT, slot)
@@ -379,7 +379,7 @@ class PageStorage:
         return slot
 
     def lock_without_wait(self, page: i64, pool_group: i64) -> i64:
-        """The same, where the caller makes sure that the bytes are not touched before they are there."""
+        """`lock`, where the caller makes sure that the bytes are not touched before they are there."""
         words = self.rows.words
         place = words[page * ROW_WORDS + PLACE]
         links = words[page * ROW_WORDS + LINKS]

@@ -32,11 +32,11 @@ class PoolResizer:
     _mover: Final[PageMover]
     _order: Final[StreamOrder]
     limit: i64
-    """Of the latest `relocate`: the first slot behind the new end."""
+    """The limit of the latest `relocate`: the first slot behind the new end."""
     moved_to: vec[i64]
     """By slot from ``limit`` on: where its page moved, or NOT_MOVED."""
     _pages: vec[i64]
-    """What moved, from where, to where."""
+    """The pages that moved, from where, to where."""
     _sources: vec[i64]
     _targets: vec[i64]
 

@@ -38,7 +38,7 @@ class _Way:
 @final
 @mypyc_attr(native_class=True)
 class TransferTimes(Handle):
-    """Of `KVCacheManager.time_transfers`; read on the thread that calls the manager."""
+    """Times of transfers, from `KVCacheManager.time_transfers`; read on the thread that calls the manager."""
 
     __slots__ = ("num_not_timed", "_device", "_ways", "_num_levels")
 
@@ -84,7 +84,7 @@ class TransferTimes(Handle):
             self._collect_way(way)
 
     def histogram(self, source_level: int, target_level: int) -> TimeHistogram:
-        """Of that way, as far as it was collected."""
+        """The histogram of that way, as far as it was collected."""
         if not (0 <= source_level < self._num_levels and 0 <= target_level < self._num_levels):
             raise ValueError(f"levels {source_level} and {target_level}: there are {self._num_levels} cache levels")
         return self._ways[source_level * int(self._num_levels) + target_level].histogram

@@ -1,4 +1,4 @@
-"""What every eviction policy offers: the pages of one pool group at one level that may be evicted, and which is next.
+"""The port of every eviction policy: the pages of one pool group at one level that may be evicted, and which is next.
 
 A page is in the queue from when its last user releases it until a sequence needs it again, or it leaves its slot:
 

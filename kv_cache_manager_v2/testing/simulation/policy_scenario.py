@@ -21,7 +21,7 @@ _SHARE_WITH_LEAST_PRIORITY: Final = 0.25
 
 
 def draw_policies(config: KVCacheManagerConfig, seed: int) -> KVCacheManagerConfig:
-    """The same configuration with an eviction policy for each level, a write policy, and sometimes a backoff or a constraint."""
+    """This configuration with an eviction policy for each level, a write policy, and sometimes a backoff or a constraint."""
     random = Random(5 * seed + 3)
     tiers: list[CacheTierConfig] = []
     for tier in config.cache_tiers:

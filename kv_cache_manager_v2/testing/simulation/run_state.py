@@ -58,7 +58,7 @@ class RunState:
     num_performed: int
     num_refused: int
     num_decode_steps: int
-    """Of a `DecodeBatch`."""
+    """Steps of a `DecodeBatch`."""
     num_input_commits: int
     """Calls of `commit_input` with tokens."""
     num_planned_tokens: int
@@ -112,7 +112,7 @@ class RunState:
 
     @property
     def digest(self) -> str:
-        """Of all state dumps so far: equal for equal decisions."""
+        """The digest of all state dumps so far: equal for equal decisions."""
         return self._digest.hexdigest()[:16]
 
     def record_early_copies(self) -> None:

@@ -134,7 +134,7 @@ class Scenario:
     is_large: Final[bool]
     steps_per_invariants: Final[int]
     max_step_blocks: Final[int]
-    """Of a chunk of a prompt."""
+    """Blocks of a chunk of a prompt."""
     share_of_repeated: Final[float]
     """The share of prompts that begin like an earlier one."""
 

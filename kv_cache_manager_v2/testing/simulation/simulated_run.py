@@ -70,7 +70,7 @@ class SimulatedRun:
 
     @property
     def num_decode_steps(self) -> int:
-        """Of a `DecodeBatch`."""
+        """Steps of a `DecodeBatch`."""
         return self._state.num_decode_steps
 
     @property
@@ -85,7 +85,7 @@ class SimulatedRun:
 
     @property
     def digest(self) -> str:
-        """Of all state dumps so far: equal for equal decisions."""
+        """The digest of all state dumps so far: equal for equal decisions."""
         return self._state.digest
 
     def perform(self, action: Action) -> None:

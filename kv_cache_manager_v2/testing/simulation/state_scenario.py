@@ -15,7 +15,7 @@ _SHARE: Final = 0.35
 
 
 def add_state(config: KVCacheManagerConfig, seed: int) -> KVCacheManagerConfig:
-    """The same configuration, or one with recurrent layers beside or instead of the attention."""
+    """This configuration, or one with recurrent layers beside or instead of the attention."""
     random = Random(3 * seed + 2)
     if random.random() >= _SHARE:
         return config
