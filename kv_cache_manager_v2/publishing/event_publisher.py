@@ -35,10 +35,11 @@ from ..base.handle import Handle
 from ..base.missing_package import missing_package
 from ..base.package_log import PackageLog
 from ..events.event_manager import KVCacheEventManager
+from .consumer_answers import MAX_BATCHES_UNREAD, ConsumerAnswers
 from .event_endpoints import ConsumerKeys, bind, connect, is_of_this_machine, load_zmq, offset_port, open_socket, to_consumer_keys
 from .shared_copies import SharedBlocks, SharedChange, SharedCopies
 from .snapshot_answer import SNAPSHOT, SNAPSHOT_REQUESTS, write_header
-from .wire_event import WireEvent
+from .wire_event import BlockStored, WireEvent
 from .wire_translator import WireTranslator
 from .wire_writer import DIALECTS, MAP, WireWriter
 
@@ -62,26 +63,32 @@ class PublishedBatch:
 class ReplayBuffer:
     """Batches in the order of their sequence numbers; numbers may be skipped."""
 
-    __slots__ = ("_batches", "_max_batches", "_is_complete_from")
+    __slots__ = ("_batches", "_max_batches", "_is_complete_from", "_num_bytes")
 
     _batches: Final[deque[PublishedBatch]]
     _max_batches: Final[int]
     _is_complete_from: int
     """The oldest number from which on the buffer has everything."""
+    _num_bytes: int
 
     def __init__(self, max_batches: int, first_sequence: int) -> None:
         self._batches = deque()
         self._max_batches = max_batches
         self._is_complete_from = first_sequence
+        self._num_bytes = 0
 
     def add(self, batch: PublishedBatch) -> None:
         self._batches.append(batch)
-        if len(self._batches) > self._max_batches:
-            self._is_complete_from = self._batches.popleft().sequence + 1
+        self._num_bytes += len(batch.payload)
+        while len(self._batches) > self._max_batches or self._num_bytes > _MAX_BYTES_BUFFERED:
+            oldest = self._batches.popleft()
+            self._num_bytes -= len(oldest.payload)
+            self._is_complete_from = oldest.sequence + 1
 
     def forget_up_to(self, sequence: int) -> None:
         """A batch was lost: a replay must not begin before that number."""
         self._batches.clear()
+        self._num_bytes = 0
         self._is_complete_from = sequence + 1
 
     def has_all_from(self, sequence: int) -> bool:
@@ -95,7 +102,11 @@ END_OF_REPLAY: Final = (-1).to_bytes(8, "big", signed=True)
 MAX_SEQUENCE: Final = 2**63 - 1
 MAX_INT32: Final = 2**31 - 1
 _POLL_MS: Final = 10
+_SHORT_POLL_MS: Final = 1
+"""While a consumer reads an answer."""
 _MAX_EVENTS_PER_BATCH: Final = 256
+_MAX_TOKENS_PER_BATCH: Final = 16384
+_MAX_BYTES_BUFFERED: Final = 256 << 20
 _MAX_REQUESTS_AT_ONCE: Final = 16
 _LEAST_HEARTBEAT: Final = 0.01
 _MOST_HEARTBEAT: Final = 3600.0
@@ -125,7 +136,7 @@ class KVCacheEventPublisher(Handle):
     __slots__ = (
         "_event_manager", "_topic", "_rank", "_translator", "_writer", "_buffer", "_sequence", "_context", "_socket", "_replay_socket",
         "_snapshot_socket", "_endpoint", "_replay_endpoint", "_snapshot_endpoint", "_stop", "_sender", "_error", "_num_batches",
-        "_num_lost", "_linger_ms", "_publisher_id", "_heartbeat", "_last_sent", "_shared", "_pack", "_keys",
+        "_num_lost", "_linger_ms", "_publisher_id", "_heartbeat", "_last_sent", "_shared", "_pack", "_keys", "_answers",
     )  # fmt: skip
 
     _NAMES: ClassVar[str] = "sockets and threads of this process"
@@ -158,6 +169,7 @@ class KVCacheEventPublisher(Handle):
     """Of the first publisher of this event manager, taken over."""
     _pack: Final[Any]
     _keys: Final[ConsumerKeys | None]
+    _answers: Final[list[ConsumerAnswers]]
 
     def __init__(
         self,
@@ -175,7 +187,7 @@ class KVCacheEventPublisher(Handle):
         dialect: Given[str] = MAP,
         first_sequence: SupportsIndex | str = 0,
         buffer_batches: SupportsIndex = 10_000,
-        high_water_mark: SupportsIndex = 100_000,
+        high_water_mark: SupportsIndex = 10_000,
         lora_names: Mapping[int, str] | None = None,
         linger_ms: SupportsIndex = 1000,
     ) -> None:
@@ -187,6 +199,7 @@ class KVCacheEventPublisher(Handle):
         self._snapshot_socket = None
         self._stop = threading.Event()
         self._error = None
+        self._answers = []
         events = to_instance(event_manager, KVCacheEventManager, "event_manager")
         rank = int(to_count(data_parallel_rank, "data_parallel_rank"))
         endpoints = [
@@ -283,13 +296,18 @@ class KVCacheEventPublisher(Handle):
             connect(self._socket, connect_to, "connect_to")
         if self._replay_endpoint is not None:
             self._replay_socket = open_socket(self._context, zmq.ROUTER, keys)
-            self._replay_socket.sndhwm = 0  # a replay is sent whole
-            self._replay_endpoint = bind(self._replay_socket, self._replay_endpoint, "replay_endpoint")
+            self._replay_endpoint = self._open_answers(self._replay_socket, self._replay_endpoint, "replay_endpoint")
         if self._snapshot_endpoint is not None:
             self._snapshot_socket = open_socket(self._context, zmq.ROUTER, keys)
-            self._snapshot_socket.sndhwm = 0
-            self._snapshot_endpoint = bind(self._snapshot_socket, self._snapshot_endpoint, "snapshot_endpoint")
+            self._snapshot_endpoint = self._open_answers(self._snapshot_socket, self._snapshot_endpoint, "snapshot_endpoint")
         self._log_who_reaches(connect_to)
+
+    def _open_answers(self, socket: Any, endpoint: str, name: str) -> str:
+        socket.sndhwm = MAX_BATCHES_UNREAD
+        socket.router_mandatory = True  # so that a full queue is told, and no message is lost
+        address = bind(socket, endpoint, name)
+        self._answers.append(ConsumerAnswers(socket, address))
+        return address
 
     def _log_who_reaches(self, connect_to: str | None) -> None:
         bound = [place for place in (self._endpoint, self._replay_endpoint, self._snapshot_endpoint) if place is not None]
@@ -393,11 +411,11 @@ class KVCacheEventPublisher(Handle):
         try:
             self._publish_first()
             while not self._stop.is_set():
-                self._publish_latest(_POLL_MS)
+                self._publish_latest(_SHORT_POLL_MS if self._is_answering() else _POLL_MS)
                 self._answer_requests()
                 self._keep_alive()
             self._publish_latest(0)
-            self._answer_requests()
+            self._end_answers()
         except BaseException as error:
             self._error = error
             self._shared.is_followed = False
@@ -428,8 +446,8 @@ class KVCacheEventPublisher(Handle):
             self._publish_in_batches(self._translator.events_of_state())
 
     def _publish_in_batches(self, events: list[WireEvent]) -> None:
-        for begin in range(0, len(events), _MAX_EVENTS_PER_BATCH):
-            self._publish(events[begin : begin + _MAX_EVENTS_PER_BATCH])
+        for part in _split(events):
+            self._publish(part)
 
     def _publish(self, events: list[WireEvent]) -> None:
         payload = self._writer.write_batch(time.time(), events, self._rank)
@@ -444,45 +462,46 @@ class KVCacheEventPublisher(Handle):
     def _answer_requests(self) -> None:
         if self._keys is not None:
             self._keys.answer()
-        for socket in (self._replay_socket, self._snapshot_socket):
+        for answers in self._answers:
+            answers.receive()
+            answers.go_on()
             for _request in range(_MAX_REQUESTS_AT_ONCE):
-                if socket is None or socket.poll(0) == 0:
+                request = answers.next_request()
+                if request is None:
                     break
-                frames: list[bytes] = socket.recv_multipart()
-                if socket is self._replay_socket:
-                    self._answer(frames)
-                else:
-                    self._answer_snapshot(frames)
+                is_replay = answers.address == self._replay_endpoint
+                frames = self._answer(answers, request) if is_replay else self._answer_snapshot(answers, request)
+                answers.begin(request[0], [*frames, (b"", END_OF_REPLAY, b"")])
+                answers.go_on()
 
-    def _answer_snapshot(self, frames: list[bytes]) -> None:
+    def _end_answers(self) -> None:
+        """`close` waits for consumers as long as it does for the stream's."""
+        end = time.monotonic() + self._linger_ms / 1000
+        self._answer_requests()
+        while self._is_answering() and time.monotonic() < end:
+            time.sleep(_SHORT_POLL_MS / 1000)
+            self._answer_requests()
+
+    def _is_answering(self) -> bool:
+        return any([answers.is_under_way for answers in self._answers])
+
+    def _answer_snapshot(self, answers: ConsumerAnswers, frames: list[bytes]) -> list[tuple[bytes, bytes, bytes]]:
         """The state of all batches so far: they and the header name the next one's number."""
-        consumer = frames[0]
         if len(frames) != 3 or frames[1] != b"" or frames[2] not in SNAPSHOT_REQUESTS:
-            _logger.warning(
-                "a snapshot was asked for in %d frames; it must be an empty one and b'snapshot' or b'identity'", len(frames) - 1
-            )
-        else:
-            events: list[WireEvent] = []
-            if frames[2] == SNAPSHOT:
-                events = self._translator.events_of_state()
-            batches: list[bytes] = []
-            for begin in range(0, len(events), _MAX_EVENTS_PER_BATCH):
-                batches.append(self._writer.write_batch(time.time(), events[begin : begin + _MAX_EVENTS_PER_BATCH], self._rank))
-            header = write_header(self._pack, self._publisher_id, self._sequence, len(batches), self._heartbeat, self._rank)
-            number = self._sequence.to_bytes(8, "big")
-            for payload in [header, *batches]:
-                self._snapshot_socket.send_multipart((consumer, b"", self._topic, number, payload))
-        self._snapshot_socket.send_multipart((consumer, b"", b"", END_OF_REPLAY, b""))
+            answers.log(f"a snapshot was asked for in {len(frames) - 1} frames; it must be an empty one and b'snapshot' or b'identity'")
+            return []
+        events = self._translator.events_of_state() if frames[2] == SNAPSHOT else []
+        batches = [self._writer.write_batch(time.time(), part, self._rank) for part in _split(events)]
+        header = write_header(self._pack, self._publisher_id, self._sequence, len(batches), self._heartbeat, self._rank)
+        number = self._sequence.to_bytes(8, "big")
+        return [(self._topic, number, payload) for payload in [header, *batches]]
 
-    def _answer(self, frames: list[bytes]) -> None:
-        consumer = frames[0]
+    def _answer(self, answers: ConsumerAnswers, frames: list[bytes]) -> list[tuple[bytes, bytes, bytes]]:
         if len(frames) != 3 or frames[1] != b"" or len(frames[2]) != 8:
-            _logger.warning("a replay was asked for in %d frames; it must be an empty one and 8 bytes", len(frames) - 1)
-        else:
-            for batch in self._find_answer(int.from_bytes(frames[2], "big")):
-                number = batch.sequence.to_bytes(8, "big")
-                self._replay_socket.send_multipart((consumer, b"", self._topic, number, batch.payload))
-        self._replay_socket.send_multipart((consumer, b"", b"", END_OF_REPLAY, b""))
+            answers.log(f"a replay was asked for in {len(frames) - 1} frames; it must be an empty one and 8 bytes")
+            return []
+        batches = self._find_answer(int.from_bytes(frames[2], "big"))
+        return [(self._topic, batch.sequence.to_bytes(8, "big"), batch.payload) for batch in batches]
 
     def _find_answer(self, sequence: int) -> list[PublishedBatch]:
         if self._buffer.has_all_from(sequence):
@@ -498,6 +517,20 @@ class KVCacheEventPublisher(Handle):
             part = events[index * size : (index + 1) * size]
             answer.append(PublishedBatch(first + index, self._writer.write_batch(time.time(), part, self._rank)))
         return answer
+
+
+def _split(events: list[WireEvent]) -> list[list[WireEvent]]:
+    """Into batches of some number of events, and of tokens, so that no queue of batches is large."""
+    parts: list[list[WireEvent]] = []
+    num_tokens = 0
+    for event in events:
+        if len(parts) == 0 or len(parts[-1]) >= _MAX_EVENTS_PER_BATCH or num_tokens >= _MAX_TOKENS_PER_BATCH:
+            parts.append([])
+            num_tokens = 0
+        parts[-1].append(event)
+        if isinstance(event, BlockStored):
+            num_tokens += len(event.token_ids)
+    return parts
 
 
 def _to_heartbeat(value: SupportsFloat | None) -> float | None:

@@ -1,8 +1,11 @@
-"""Events carry tokens: by default no other machine reaches them, and with keys no consumer without one of them."""
+"""Events carry tokens: by default no other machine reaches them, with keys no other consumer, and a greedy one costs little."""
 
 import logging
+import os
 import socket as sockets
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -154,3 +157,69 @@ def test_consumers_without_a_key_get_nothing(manager: Any, caplog: pytest.LogCap
         assert publisher.error is None
     assert sum("not in curve_consumers" in record.getMessage() for record in caplog.records) == 1  # one key, refused three times
     context.destroy(linger=0)
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def ask_greedily(endpoint: str, request: bytes, times: int) -> Any:
+    """A consumer that asks as often as it can, and reads nothing."""
+    context = zmq.Context()
+    socket = context.socket(zmq.DEALER)
+    socket.rcvhwm = 1
+    socket.connect(endpoint)
+    for _number in range(times):
+        socket.send_multipart([b"", request])
+    return context
+
+
+@pytest.mark.parametrize("request_of", ["snapshot", "replay"])
+def test_a_consumer_that_asks_and_does_not_read_costs_little(request_of: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Two thousand requests for 84 kB each: memory grows by some megabytes, the next consumer is served, and `close` is short."""
+    with KVCacheManager(config_of(num_slots=5_000), device=HostDevice(), event_manager=KVCacheEventManager(1 << 20)) as manager:
+        with publish(manager, endpoint=ANY_PORT, replay_endpoint=ANY_PORT, snapshot_endpoint=ANY_PORT, buffer_batches=1) as publisher:
+            for start in range(0, 16_000, 4_000):
+                serve(manager, range(start, start + 4_000))
+            endpoint, asked = (
+                (publisher.snapshot_endpoint, b"snapshot") if request_of == "snapshot" else (publisher.replay_endpoint, bytes(8))
+            )
+            reader = zmq.Context()
+            patient = reader.socket(zmq.DEALER)
+            patient.connect(endpoint)
+
+            def num_bytes_of_answer() -> int:
+                patient.send_multipart([b"", asked])
+                received = 0
+                while True:
+                    assert patient.poll(60_000)
+                    frames = patient.recv_multipart()
+                    received += len(frames[3])
+                    if frames[2] == b"\xff" * 8:
+                        return received
+
+            while num_bytes_of_answer() < 80_000:  # until all 4,000 blocks are published
+                time.sleep(0.01)
+            before = resident_bytes()
+            greedy = ask_greedily(endpoint, asked, 2000)
+            assert num_bytes_of_answer() >= 80_000
+            assert resident_bytes() - before < 40 << 20
+            begun = time.monotonic()
+        assert time.monotonic() - begun < 10  # two times the second of `linger_ms`, and this machine's load
+        assert publisher.error is None
+        lines = [record.getMessage() for record in caplog.records if "KV events at" in record.getMessage()]
+        assert any("reads too slowly" in line or "a request is dropped" in line for line in lines) and len(lines) < 10
+        reader.destroy(linger=0)
+        greedy.destroy(linger=0)
+
+
+def test_what_consumers_send_is_bounded(manager: Any) -> None:
+    """A frame larger than any request ends that connection; the others go on."""
+    with publish(manager, endpoint=ANY_PORT, snapshot_endpoint=ANY_PORT) as publisher:
+        context = zmq.Context()
+        for request in (b"x" * (1 << 20), b"snapshot"):
+            socket = context.socket(zmq.DEALER)
+            socket.connect(publisher.snapshot_endpoint)
+            socket.send_multipart([b"", request])
+        assert socket.poll(60_000) and publisher.error is None
+        context.destroy(linger=0)
