@@ -1,9 +1,12 @@
 """Names of blocks that mean the same in all processes: a SHA-256 chain over the tokens, from the scope's root on.
 
+With a secret key of the fleet the root is an HMAC, so that a process without the key cannot try out which prompts have names.
+
 A name is not trusted to be unique: each record says its tokens and its parent's name, and both are compared when it is loaded. Digests
 are in the chain in full. The names of another model, layout or salt domain are others, since their `SharedIdentity` begins each key.
 """
 
+import hmac
 import json
 from collections import deque
 from hashlib import sha256
@@ -36,9 +39,10 @@ class BlockName(Value):
         return self.parent, self.form, self.tokens
 
 
-def name_root(scope: ReuseScope) -> bytes:
+def name_root(scope: ReuseScope, key: bytes | None = None) -> bytes:
     """What the first block of the scope has as its parent's digest."""
-    return sha256(json.dumps(["scope", scope.lora_id, scope.salt]).encode()).digest()
+    text = json.dumps(["scope", scope.lora_id, scope.salt]).encode()
+    return sha256(text).digest() if key is None else hmac.digest(key, b"names" + text, "sha256")
 
 
 def name_blocks(parent: bytes, tokens: bytes | list[TokenIdExt], block_tokens: int) -> list[BlockName]:
@@ -61,11 +65,12 @@ def name_blocks(parent: bytes, tokens: bytes | list[TokenIdExt], block_tokens: i
 class NameChain:
     """The names of one path's blocks, made by a thread of tokens that the caller has added. ``num_blocks``: that were added."""
 
-    def __init__(self, scope: ReuseScope, block_tokens: int) -> None:
+    def __init__(self, scope: ReuseScope, block_tokens: int, key: bytes | None) -> None:
         self.names: Final[list[BlockName]] = []
         self.num_blocks = 0
         self.scope: Final = scope
         self._block_tokens: Final = block_tokens
+        self._key: Final = key
         self._waiting: Final[deque[bytes | list[TokenIdExt]]] = deque()
 
     def add(self, tokens: bytes | list[TokenIdExt], num_blocks: int) -> None:
@@ -76,7 +81,7 @@ class NameChain:
     def extend(self) -> None:
         """On the thread: name all that was added."""
         while len(self._waiting) > 0:
-            parent = self.names[-1].digest if len(self.names) > 0 else name_root(self.scope)
+            parent = self.names[-1].digest if len(self.names) > 0 else name_root(self.scope, self._key)
             self.names.extend(name_blocks(parent, self._waiting.popleft(), self._block_tokens))
 
 

@@ -156,7 +156,7 @@ class OutgoingPages:
             return
         leaving.paths = []
         for path in paths:
-            chain = NameChain(path.scope, self._space.block_tokens)
+            chain = NameChain(path.scope, self._space.block_tokens, self._space.key)
             chain.add(path.tokens, int(path.num_blocks))
             pages = path.pages if path.is_copied else []
             self._outgoing.append(

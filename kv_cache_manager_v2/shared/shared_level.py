@@ -59,6 +59,9 @@ ON_EVICTION: Final = "eviction"
 OFF: Final = "off"
 WRITE_POLICIES: Final = (ON_COMMIT, ON_SECOND_HIT, ON_EVICTION, OFF)
 
+_LEAST_KEY_BYTES: Final = 16
+_MOST_KEY_BYTES: Final = 64
+
 _logger: Final = PackageLog("kv_cache_manager_v2")
 
 
@@ -69,6 +72,8 @@ class SharedLevel(SharedSource):
     memory. ``write_policy``: "second_hit" stores blocks that a sequence has reused, "commit" all that are committed, "eviction" those that
     are about to be evicted, "off" none.
     ``publisher``: of the manager's events; it tells routers, as blocks on the medium EXTERNAL, what this level knows to be in the store.
+    ``key``: 16 to 64 secret bytes that all managers of the fleet have. Names in the store can then not be guessed from prompts, and values
+    that another process has altered or made are misses that are counted.
     ``claim_seconds``: what the store was not seen to have for so long is asked for beside later look-ups, 64 pages each time, and told as
     removed where it is gone. ``least_bytes_per_second``: a request that moves its bytes more slowly has failed.
 
@@ -90,6 +95,7 @@ class SharedLevel(SharedSource):
         publisher: KVCacheEventPublisher | None = None,
         claim_seconds: float = 60.0,
         least_bytes_per_second: float = 8 << 20,
+        key: bytes | None = None,
     ) -> None:
         if not isinstance(manager, KVCacheManager):
             raise TypeError(f"manager must be a KVCacheManager, not {type(manager).__name__}")
@@ -112,6 +118,7 @@ class SharedLevel(SharedSource):
             raise TypeError(f"publisher must be a KVCacheEventPublisher, not {type(publisher).__name__}")
         if publisher is not None and not publisher._follows(manager.event_manager):
             raise ValueError("the publisher is of another manager's events; give that of this manager's event_manager")
+        _require_key(key)
         require_xxhash()
         config = manager.init_config
         life_cycles = LifeCycleRegistry(config)
@@ -122,7 +129,7 @@ class SharedLevel(SharedSource):
         self._num_parts: Final = num_threads
         self._pool_group_of: Final = [int(group) for group in layout.pool_group_indices]
         self._layouts: Final = [
-            RecordLayout(identity, life_cycle, layout.slot_bytes_total(group), config.tokens_per_block)
+            RecordLayout(identity, life_cycle, layout.slot_bytes_total(group), config.tokens_per_block, key)
             for life_cycle, group in enumerate(self._pool_group_of)
         ]
         slot_bytes = max([record.num_bytes for record in self._layouts])
@@ -134,7 +141,7 @@ class SharedLevel(SharedSource):
         self._counters: Final = SharedCounters()
         guarded = GuardedStore(store)
         placement = Placement(guarded.endpoints)
-        self._space: Final = RecordSpace(self._layouts, placement, self._needs, self._counters, config.tokens_per_block)
+        self._space: Final = RecordSpace(self._layouts, placement, self._needs, self._counters, config.tokens_per_block, key)
         self._stuck_lines: Final = LineLimit()
         self._slot_lines: Final = LineLimit()
         unreachable = _check_endpoints(guarded)
@@ -544,6 +551,17 @@ def _check_endpoints(store: GuardedStore, known: Sequence[str] = ()) -> list[str
     for endpoint, reason in failed.items():
         _logger.warning("the shared level begins without %s, whose keys are misses until it answers: %s", endpoint, reason)
     return list(failed)
+
+
+def _require_key(key: object) -> None:
+    """No message has its bytes."""
+    if key is None:
+        _logger.warning("the shared level has no key: a process that reaches its store can guess names of prompts and forge values")
+        return
+    if not isinstance(key, bytes):
+        raise TypeError(f"key must be bytes or None, not {type(key).__name__}")
+    if not _LEAST_KEY_BYTES <= len(key) <= _MOST_KEY_BYTES:
+        raise ValueError(f"key has {len(key)} bytes; it must have from {_LEAST_KEY_BYTES} to {_MOST_KEY_BYTES}, as secrets.token_bytes(32)")
 
 
 def _require_memory_levels(manager: KVCacheManager) -> None:

@@ -31,13 +31,20 @@ class RecordSpace:
     """What all tasks of a level share."""
 
     def __init__(
-        self, layouts: list[RecordLayout], placement: Placement, needs: PageNeeds, counters: SharedCounters, block_tokens: int
+        self,
+        layouts: list[RecordLayout],
+        placement: Placement,
+        needs: PageNeeds,
+        counters: SharedCounters,
+        block_tokens: int,
+        key: bytes | None,
     ) -> None:
         self.layouts: Final = layouts
         self.placement = placement
         self.needs: Final = needs
         self.counters: Final = counters
         self.block_tokens: Final = block_tokens
+        self.key: Final = key
         self.wrong_records: Final = LineLimit()
 
     def choices(self, names: list[BlockName], block: int) -> list[str]:
@@ -78,7 +85,7 @@ class LookUpTask(Task):
 
     def run(self, calls: EndpointCalls) -> None:
         space = self._space
-        self.names = name_blocks(name_root(self._scope), self._tokens, space.block_tokens)
+        self.names = name_blocks(name_root(self._scope, space.key), self._tokens, space.block_tokens)
         end = len(self.names)
         needs = space.needs
         cycles = range(needs.num_life_cycles)
