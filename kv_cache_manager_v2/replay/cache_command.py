@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import sys
+from dataclasses import replace
 from typing import Any, Final, TextIO
 
 from .. import LogicError, StorageIOError
@@ -31,6 +32,7 @@ def add_cache_options(parser: argparse.ArgumentParser) -> None:
     )
     _add_folder(listing)
     listing.add_argument("--json", action="store_true", help="the figures as JSON instead of tables")
+    listing.add_argument("--salts", action="store_true", help="the salts as they are; a person who knows one can test what its tenant asks")
     check = actions.add_parser(
         "verify", help="read every page, compare checksums", description="Read every page and compare it with its checksums.",
         epilog=codes,
@@ -70,7 +72,7 @@ def run_cache_command(options: argparse.Namespace, answers: TextIO | None = None
     for path in more_paths:
         _require_folder(path)
     if options.cache_action == "ls":
-        return _list(folders, more_paths, options.json)
+        return _list(folders, more_paths, options.json, options.salts)
     if options.cache_action == "verify":
         return _verify(folders, more_paths, options.json, options.quiet)
     return _remove(folders, options, sys.stdin if answers is None else answers)
@@ -116,7 +118,7 @@ def _find_part_faults(contents: FolderContents) -> list[str]:
 # -- ls -------------------------------------------------------------------------------------------------------------------
 
 
-def _list(folders: list[str], more_paths: list[str], as_json: bool) -> int:
+def _list(folders: list[str], more_paths: list[str], as_json: bool, with_salts: bool) -> int:
     """A folder that cannot be read is named, and the others are listed."""
     code = EXIT_OK
     figures: list[dict[str, Any]] = []
@@ -128,6 +130,8 @@ def _list(folders: list[str], more_paths: list[str], as_json: bool) -> int:
             code = EXIT_BAD_INPUT
             continue
         scopes = contents.list_scopes()
+        if not with_salts:
+            scopes = [one if one.salt is None else replace(one, salt=f"hidden {number}") for number, one in enumerate(scopes)]
         if as_json:
             figures.append(_to_figures(contents, scopes))
         else:

@@ -88,7 +88,7 @@ def files_of(folder: str) -> dict[str, bytes]:
 def test_it_lists_scopes_with_their_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = fill(tmp_path, model_id=ModelId("a model", "r7", details={"rope": "yarn"}, heads=(0, 4)))
     before = files_of(path)
-    assert main(["cache", "ls", str(tmp_path), "--json"]) == 0
+    assert main(["cache", "ls", str(tmp_path), "--json", "--salts"]) == 0
     (listed,) = json.loads(capsys.readouterr().out)
     assert listed["identity"]["revision"] == "r7" and listed["in_use_by"] is None
     assert listed["file_bytes"] == sum(len(data) for data in before.values())
@@ -96,7 +96,11 @@ def test_it_lists_scopes_with_their_sizes(tmp_path: Path, capsys: pytest.Capture
     for salt, scope in zip(TENANTS, listed["scopes"], strict=True):
         wanted = {"salt": salt, "blocks": num_blocks, "tokens": len(TEXT), "pages": num_blocks, "bytes": num_blocks * SLOT_BYTES}
         assert scope == wanted
-    assert main(["cache", "ls", path]) == 0
+    for more in ([], ["--json"]):
+        assert main(["cache", "ls", path, *more]) == 0
+        hidden = capsys.readouterr().out
+        assert "one" not in hidden.replace("None", "") and "hidden 1" in hidden and "hidden 2" in hidden
+    assert main(["cache", "ls", path, "--salts"]) == 0
     text = capsys.readouterr().out
     for words in ("a model, revision r7", "rope yarn", "heads 0 to 4", "without salt", "salt 'one'", "salt 2"):
         assert words in text
