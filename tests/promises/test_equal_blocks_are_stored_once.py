@@ -133,7 +133,9 @@ def test_sole_holder_goes_on_where_there_is_no_room_for_a_copy() -> None:
         with manager.create_kv_cache(input_tokens=[1, 2, 3, 4, 9]) as again:
             assert again.resume() and again.resize(6)
             manager.check_invariants()
-    with manager_of(num_slots=2) as manager:
+    # Beside the slot of another sequence; where there are two slots at all, the match would be the whole block only.
+    with manager_of(num_slots=3) as manager, manager.create_kv_cache() as other:
+        assert other.resume() and other.resize(1)
         run_prompt(manager, [1, 2, 3, 4, 5, 6]).close()
         with manager.create_kv_cache(input_tokens=[1, 2, 3, 4, 5, 6]) as matched:
             assert matched.resume()
