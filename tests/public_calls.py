@@ -295,7 +295,7 @@ CALLS: dict[str, Callable[[World], Example]] = {
     ),
     "RebalanceConfig": lambda w: (
         RebalanceConfig,
-        {"threshold": 0.1, "cool_down_seconds": 1.0, "min_samples": 2, "smoothing": 0.1, "weighs_reuse": True},
+        {"threshold": 0.1, "cool_down_seconds": 1.0, "min_samples": 2, "smoothing": 0.1},
     ),
     "SwaScratchReuseConfig": lambda w: (SwaScratchReuseConfig, {"max_rewind_len": 2}),
     "TokenRangeRetention": lambda w: (TokenRangeRetention, {"begin": 0, "end": 8, "priority": 50, "duration_seconds": 1.0, "kind": 3}),

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from mypy_extensions import mypyc_attr
 
-from .config_value import ConfigValue, take_float, take_int, take_share, validate_bool
+from .config_value import ConfigValue, take_float, take_int, take_share
 
 
 @dataclass(frozen=True)
@@ -16,20 +16,15 @@ class RebalanceConfig(ConfigValue):
     - ``cool_down_seconds``: of `advance_clock`, between two adjustments.
     - ``min_samples``: samples of the mix needed before an adjustment; every `create_kv_cache` takes one.
     - ``smoothing``: the weight of one sample in the running mean, above 0 and at most 1.
-    - ``weighs_reuse``: `KVCacheManager.adjust` covers what open sequences were seen to need, and moves what is left, in bounded steps, to
-      the pool group where a byte more would have saved the most prompt tokens. False: all is shared in proportion to that need. Without
-      effect with ``enable_stats=False``, with one pool group, and where layers without a window are in several pool groups or in none.
     """
 
     threshold: float = 0.1
     cool_down_seconds: float = 60.0
     min_samples: int = 64
     smoothing: float = 0.02
-    weighs_reuse: bool = False
 
     def __post_init__(self) -> None:
         take_share(self, "threshold", "RebalanceConfig.threshold")
         take_float(self, "cool_down_seconds", "RebalanceConfig.cool_down_seconds", 0, 1e9)
         take_int(self, "min_samples", "RebalanceConfig.min_samples", 1)
         take_share(self, "smoothing", "RebalanceConfig.smoothing")
-        validate_bool(self, "weighs_reuse", "RebalanceConfig.weighs_reuse")

@@ -219,7 +219,7 @@ class KVCacheManager(Handle):
             self._open_sequences = OpenSequences()
             self._matches = PrefixMatches(shared, config.reuse_match_backoff)
             recorder = make_usage_recorder(tree, self._life_cycles, config) if config.enable_stats else None
-            self._levels = LevelSizes(shared, self._open_sequences, config, None if recorder is None else recorder.losses)
+            self._levels = LevelSizes(shared, self._open_sequences, config)
             self._usage = UsageReports(shared, self._open_sequences, recorder)
             self._reading = Reading(shared.guard)
             self._arrival_waits = ArrivalWaits(shared)
@@ -904,8 +904,7 @@ class KVCacheManager(Handle):
         return self._levels.need_adjustment
 
     def adjust(self) -> bool:
-        """Share the quota of every level anew between the pool groups, towards what sequences were seen to need, and with
-        `RebalanceConfig.weighs_reuse` towards what saves most prompt tokens.
+        """Share the quota of every level anew between the pool groups, in proportion to what sequences were seen to need.
 
         Whether a level has changed. Pages move as in `resize`. A level whose pages the device refuses to move keeps its shares: that
         is an error, `PageMoveError` or the device's own, where none has changed before it, else a warning in the log.

@@ -10,9 +10,8 @@ from ..base.package_log import PackageLog
 from ..config.cache_tier_config import compute_max_quota
 from ..config.config_value import MAX_CONFIG_INT
 from ..config.manager_config import KVCacheManagerConfig
-from ..layout.sizing import compute_min_slot_counts, compute_slots_bytes, describe_slots, plan_new_slot_counts
+from ..layout.sizing import compute_slots_bytes, describe_slots, plan_new_slot_counts
 from ..layout.slot_layout import SlotLayout
-from ..reuse.room_losses import RoomLosses
 from ..sequence.beams import list_beams
 from ..sequence.level_resizing import find_leased_beyond, resize_level
 from ..sequence.sequence_state import SequenceState
@@ -22,7 +21,6 @@ from ..storage.decision_digest import NUM_SLOTS
 from ..storage.pool_resizer import PoolResizer
 from ..storage.refusal import Refusal
 from .open_sequences import OpenSequences
-from .room_moves import RoomMove, RoomMoves
 
 _logger: Final = PackageLog("kv_cache_manager_v2")
 _MICROSECONDS: Final = 1_000_000
@@ -33,10 +31,7 @@ _TRIES: Final = 12
 @final
 @mypyc_attr(native_class=True)
 class LevelSizes:
-    __slots__ = (
-        "_shared", "_open_sequences", "_config", "_layout", "_quotas", "_demand", "_losses", "_moves", "_last_adjustment_us",
-        "_last_refusals",
-    )  # fmt: skip
+    __slots__ = ("_shared", "_open_sequences", "_config", "_layout", "_quotas", "_demand", "_last_adjustment_us")
 
     _shared: Final[SharedState]
     _open_sequences: Final[OpenSequences]
@@ -45,26 +40,16 @@ class LevelSizes:
     _quotas: Final[list[int]]
     """Bytes of each level."""
     _demand: Final[Demand]
-    _losses: Final[RoomLosses | None]
-    """None where need alone counts."""
-    _moves: Final[RoomMoves]
     _last_adjustment_us: i64
-    _last_refusals: list[int]
-    """As `_count_refusals` then said."""
 
-    def __init__(
-        self, shared: SharedState, open_sequences: OpenSequences, config: KVCacheManagerConfig, losses: RoomLosses | None
-    ) -> None:
+    def __init__(self, shared: SharedState, open_sequences: OpenSequences, config: KVCacheManagerConfig) -> None:
         self._shared = shared
         self._open_sequences = open_sequences
         self._config = config
         self._layout = shared.storage.layout
         self._quotas = [tier.quota for tier in config.cache_tiers]
         self._demand = Demand(self._layout.num_pool_groups, config.rebalance.smoothing)
-        self._losses = losses
-        self._moves = RoomMoves(self._slot_bytes())
         self._last_adjustment_us = 0
-        self._last_refusals = self._count_refusals()
 
     def require(self, level: SupportsIndex, name: str) -> int:
         """The number of a level that exists; `ValueError` if none has it."""
@@ -116,14 +101,6 @@ class LevelSizes:
             return False
         if self._shared.retention.now_us - self._last_adjustment_us < int(settings.cool_down_seconds * _MICROSECONDS):
             return False
-        if self._losses is not None:
-            room = self._count_room()
-            least = self._count_needed(room)
-            if least is not None:
-                for present, needed, is_refused in zip(room, least, self._list_refused()):
-                    if needed - present > (0 if is_refused else settings.threshold * present):
-                        return True
-                return self._find_move(self._losses, room, least) is not None
         wanted = self._plan_adjustment(0)
         if wanted is None:
             return False
@@ -137,22 +114,11 @@ class LevelSizes:
         """Share the quota of every level anew; whether a level has changed."""
         has_changed = False
         if self._demand.num_samples > 0:
-            room = self._count_room()
-            wanted, move = self._plan_room(room)
             weights = self._demand.weights(self._slot_bytes())
             for level in range(len(self._quotas)):
-                if self._is_durable(level) or wanted == room:
-                    continue
-                if wanted is not None:
-                    weights = self._weigh_level(level, room, wanted)
-                if self._try_share_anew(level, weights, has_changed):
+                if not self._is_durable(level) and self._try_share_anew(level, weights, has_changed):
                     has_changed = True
-            if move is not None and has_changed:
-                self._moves.record(move)
-        if self._losses is not None:
-            self._losses.fade()
         self._last_adjustment_us = self._shared.retention.now_us
-        self._last_refusals = self._count_refusals()
         self._demand.restart()
         return has_changed
 
@@ -184,70 +150,6 @@ class LevelSizes:
                 needed -= others[pool_group]
             self._demand.add(pool_group, needed)
         self._demand.end_sample()
-
-    def _plan_room(self, room: list[int]) -> tuple[list[int] | None, RoomMove | None]:
-        """The bytes that each pool group should have instead of ``room``, by need and by reuse, and the move for reuse; None: by need
-        alone."""
-        losses = self._losses
-        least = None if losses is None else self._count_needed(room)
-        if losses is None or least is None:
-            return None, None
-        wanted = _cover(room, least)
-        move = self._find_move(losses, wanted, least)
-        if move is not None:
-            wanted[move.giver] -= move.num_bytes
-            wanted[move.taker] += move.num_bytes
-        return wanted, move
-
-    def _find_move(self, losses: RoomLosses, room: list[int], least: list[int]) -> RoomMove | None:
-        return self._moves.find(room, least, [int(count) for count in losses.tokens], int(losses.num_tokens))
-
-    def _count_room(self) -> list[int]:
-        """Bytes of each pool group on all levels."""
-        storage = self._shared.storage
-        num_groups = int(storage.num_pool_groups)
-        slot_bytes = self._slot_bytes()
-        room = [0] * num_groups
-        for index, allocator in enumerate(storage.allocators):
-            room[index % num_groups] += int(allocator.num_slots) * slot_bytes[index % num_groups]
-        return room
-
-    def _count_needed(self, room: list[int]) -> list[int] | None:
-        """Bytes that open sequences may need at once: an eighth more than they lately did, and of a pool group for whose slots a call was
-        refused at least an eighth (a slot) more than there is, up to what need alone would give it. None if all together have no more."""
-        slot_bytes = self._slot_bytes()
-        needed = [int(self._demand.peak(group)) * 9 // 8 * size for group, size in enumerate(slot_bytes)]
-        weights = self._demand.weights(slot_bytes)
-        for group, is_refused in enumerate(self._list_refused()):
-            if is_refused:
-                more = max(room[group] // 8, slot_bytes[group] * len(self._quotas))
-                needed[group] = max(needed[group], min(room[group] + more, sum(room) * weights[group] // sum(weights)))
-        return None if sum(needed) >= sum(room) else needed
-
-    def _list_refused(self) -> list[bool]:
-        """By pool group, whether a call was refused for its slots since the last `adjust`."""
-        return [count > last for count, last in zip(self._count_refusals(), self._last_refusals)]
-
-    def _count_refusals(self) -> list[int]:
-        """Refusals of each pool group on all levels, so far."""
-        storage = self._shared.storage
-        num_groups = int(storage.num_pool_groups)
-        counts = [0] * num_groups
-        for index, count in enumerate(storage.num_refusals):
-            counts[index % num_groups] += int(count)
-        return counts
-
-    def _weigh_level(self, level: int, room: list[int], wanted: list[int]) -> list[int]:
-        """Shares of what is left of a level beside what must stay, so that its pool groups change as all levels together should."""
-        least = self._must_stay(level)
-        fewest = compute_min_slot_counts(self._layout, self._config, level)
-        storage = self._shared.storage
-        first = level * int(storage.num_pool_groups)
-        weights: list[int] = []
-        for group, size in enumerate(self._slot_bytes()):
-            num_bytes = int(storage.allocators[first + group].num_slots) * size * wanted[group] // max(room[group], 1)
-            weights.append(max(num_bytes - max(least[group], fewest[group]) * size, 1))
-        return weights
 
     def _slot_bytes(self) -> list[int]:
         return [self._layout.slot_bytes_total(index) for index in range(self._layout.num_pool_groups)]
@@ -320,16 +222,6 @@ class LevelSizes:
             f"Settle it first"
         )
         storage.refuse(Refusal(0, pool_group, 0, 0, 0, text), lease)
-
-
-def _cover(room: list[int], least: list[int]) -> list[int]:
-    """``room`` with what some pool groups lack of ``least`` taken from what the others have beyond; there is enough in all."""
-    missing = sum([max(needed - present, 0) for present, needed in zip(room, least)])
-    beyond = sum([max(present - needed, 0) for present, needed in zip(room, least)])
-    wanted: list[int] = []
-    for present, needed in zip(room, least):
-        wanted.append(needed if present <= needed else present - (present - needed) * missing // beyond)
-    return wanted
 
 
 def _count_slots_of(shared: SharedState, states: list[SequenceState]) -> vec[i64]:

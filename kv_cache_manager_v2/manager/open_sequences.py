@@ -49,7 +49,7 @@ def reopen(
         if buffer is not None:
             state.tables[life_cycle].set_buffer(buffer)
     if usage is not None:
-        usage.record_rewind(state, packed, found.match, old_num_blocks)
+        usage.record_rewind(state, old_num_blocks)
 
 
 MOST_USERS: Final = 500_000

@@ -18,7 +18,6 @@ from .. import (
     KVCacheDesc,
     KVCacheManagerConfig,
     ModelId,
-    RebalanceConfig,
     SnapshotPolicy,
     SwaScratchReuseConfig,
     default_device,
@@ -78,8 +77,6 @@ class ReplayPlan:
     """Shares of the bytes of each tier, by pool group; None: the manager's default."""
     adjusts: bool = True
     """Whether the quota is divided between the pool groups anew when the manager asks for it."""
-    weighs_reuse: bool = False
-    """`RebalanceConfig.weighs_reuse`; False: as the configuration says."""
     eviction_policy: EvictionPolicy = EvictionPolicy.LEARNED
     """Of every tier."""
     snapshot_placement: str | None = None
@@ -128,7 +125,6 @@ class ReplayPlan:
                 policy_of_base = replace(policy_of_base, placement=self.snapshot_placement)
             return replace(
                 base,
-                rebalance=replace(base.rebalance, weighs_reuse=self.weighs_reuse or base.rebalance.weighs_reuse),
                 snapshot_policy=policy_of_base,
                 cache_tiers=tiers,
                 layers=layers,
@@ -148,7 +144,6 @@ class ReplayPlan:
             max_sequence_length=longest,
             swa_scratch_reuse=scratch,
             write_policy=self.write_policy,
-            rebalance=RebalanceConfig(weighs_reuse=self.weighs_reuse),
             snapshot_policy=SnapshotPolicy(at_close=True, placement=self.snapshot_placement or "fixed"),
             state_checkpoints=num_checkpoints,
         )

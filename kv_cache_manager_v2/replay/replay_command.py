@@ -103,10 +103,6 @@ def _add_machine_options(parser: argparse.ArgumentParser) -> None:
         help="the pool groups keep their shares, also where the manager asks to share the memory anew",
     )  # fmt: skip
     machine.add_argument(
-        "--weigh-reuse", action="store_true",
-        help="the memory is shared anew by what reuse would save too, not by what open sequences need alone",
-    )  # fmt: skip
-    machine.add_argument(
         "--snapshots", choices=PLACEMENTS,
         help="of a model with recurrent layers: where prompts leave snapshots (default: as the configuration says, or fixed)",
     )  # fmt: skip
@@ -355,7 +351,6 @@ def _plan(options: argparse.Namespace, model: ServedModel, workload: Workload, s
         step_time=options.step_time,
         pool_ratio=options.pool_ratio if base is None or options.pool_ratio is not None else _ratio_of(base),
         adjusts=not options.no_adjust,
-        weighs_reuse=options.weigh_reuse,
         snapshot_placement=options.snapshots,
     )
 

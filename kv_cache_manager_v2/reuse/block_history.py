@@ -2,7 +2,7 @@
 
 A prefix (a path of blocks, whatever its reuse scope) is known by a 62-bit hash of its tokens, a scope by 20 bits. `RemovalHistory`
 remembers prefixes that are no longer cached. Everything depends on the calls alone. Two prefixes with one hash are taken for each other
-here, and only here: no page is matched or evicted by it; shares of memory may follow from it (`RoomLosses`).
+here, and only here: no page is matched or evicted by it.
 """
 
 from typing import Final, final
@@ -262,15 +262,6 @@ class BlockHistory:
     def find(self, prefix: i64, scope: i64) -> i64:
         """See `RemovalHistory.find`."""
         return self._table.find(prefix, scope)
-
-    @property
-    def time(self) -> i64:
-        """See `RemovalHistory.time`; so the next."""
-        return self._table.time
-
-    @property
-    def found_time(self) -> i64:
-        return self._table.found_time
 
 
 def _hash_in_parts(prefix: i64, packed: memoryview, num_blocks: i64) -> vec[i64]:

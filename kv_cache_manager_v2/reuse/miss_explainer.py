@@ -31,7 +31,6 @@ from .block_history import BlockHistory
 from .match import Match, count_shared_with_children
 from .radix_tree import RadixTree
 from .prefix_hash import hash_block
-from .room_losses import RoomLosses
 from .removal_history import FIRST_DROPPED, IN_OTHER_SCOPE, IS_HERE, NOT_KNOWN
 from .token_packing import TOKEN_BYTES
 
@@ -64,8 +63,7 @@ class MissExplainer:
         self._unused_part = self._incomplete if is_partial_reuse_enabled else PARTIAL_BLOCK
 
     def explain(
-        self, root: Block, packed: bytes, match: Match, num_untrimmed: i64, misses: vec[i64], misses_at: i64,
-        losses: RoomLosses | None = None,
+        self, root: Block, packed: bytes, match: Match, num_untrimmed: i64, misses: vec[i64], misses_at: i64
     ) -> None:
         """Add every token of ``packed`` behind the match to its cause, ``misses[misses_at + cause]``.
 
@@ -98,16 +96,12 @@ class MissExplainer:
             if end > num_tokens:
                 end = num_tokens
             key = packed[ordinal * size * TOKEN_BYTES : end * TOKEN_BYTES]
-            if losses is not None:
-                losses.pass_inside(text, scope, key, ordinal * size)
             child: Block | None = None
             if node is not None:
                 child = self._tree.find_child(node, key)
             if child is not None:
                 text = self._history.prefix_of(child.first_page)
                 node = child
-                if losses is not None:
-                    losses.pass_here(child, text, scope, end)
                 if end > position:
                     misses[misses_at + self._incomplete] += end - position
                     position = end
@@ -130,8 +124,6 @@ class MissExplainer:
                 misses[misses_at + NOT_REMEMBERED] += num_tokens - position
                 return
             node = None
-            if losses is not None and (cause == EVICTED or cause == UNREACHABLE or cause == SHRUNK):
-                losses.pass_gone(text, scope, end)
             is_gone_before = cause != OTHER_SCOPE
             if end > position:
                 misses[misses_at + cause] += end - position

@@ -36,7 +36,7 @@ _LINE_WORDS: Final = _ENTRY_WORDS * 512
 @final
 @mypyc_attr(native_class=True)
 class RemovalHistory:
-    __slots__ = ("_words", "_turns", "_bucket_mask", "_time", "_line", "_line_end", "_keeps_one_each", "_one", "found_time")
+    __slots__ = ("_words", "_turns", "_bucket_mask", "_time", "_line", "_line_end", "_keeps_one_each", "_one")
 
     _words: Final[vec[i64]]
     """Buckets."""
@@ -48,8 +48,6 @@ class RemovalHistory:
     _line_end: i64
     _one: Final[vec[i64]]
     _keeps_one_each: bool
-    found_time: i64
-    """When the entry that was found last was told of; -1 if there was none of that scope."""
 
     def __init__(self, num_entries: int) -> None:
         """``num_entries`` is rounded up to a power of two of at least one bucket; an entry is 16 bytes, and one byte a bucket."""
@@ -64,16 +62,10 @@ class RemovalHistory:
         self._line_end = 0
         self._one = vec[i64]([NO_PREFIX])
         self._keeps_one_each = False
-        self.found_time = -1
 
     @property
     def num_entries(self) -> int:
         return int(self._bucket_mask + 1) * _WAYS
-
-    @property
-    def time(self) -> i64:
-        """Entries so far."""
-        return self._time
 
     def keep_one_each(self) -> None:
         """There is a second scope: from now on prefixes that are here are told of too, and a prefix in a scope has one entry."""
@@ -167,7 +159,6 @@ class RemovalHistory:
                     newest = entry
                     found = entry & _STATE_MASK
             at += _ENTRY_WORDS
-        self.found_time = newest >> _TIME_SHIFT
         return found
 
     def _find_room(self, begin: i64) -> i64:

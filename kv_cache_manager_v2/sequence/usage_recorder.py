@@ -15,9 +15,7 @@ from ..reuse.block_history import BlockHistory
 from ..reuse.match import Match
 from ..reuse.miss_explainer import MissExplainer
 from ..reuse.radix_tree import RadixTree
-from ..reuse.room_losses import RoomLosses, find_full_group
 from ..reuse.token_packing import TOKEN_BYTES
-from ..stats.miss_cause import NUM_MISS_CAUSES
 from ..stats.usage_counters import (
     ALLOCATED,
     GENERATED,
@@ -45,15 +43,12 @@ MAX_HISTORY_ENTRIES: Final = 1 << 19
 class UsageRecorder:
     """The totals of one manager, and who explains its misses."""
 
-    __slots__ = ("total", "explainer", "losses")
+    __slots__ = ("total", "explainer")
 
     total: Final[UsageCounters]
     explainer: Final[MissExplainer]
-    losses: Final[RoomLosses | None]
-    """None where pool groups are not weighed by it."""
 
-    def __init__(self, storage: PageStorage, explainer: MissExplainer, losses: RoomLosses | None) -> None:
-        self.losses = losses
+    def __init__(self, storage: PageStorage, explainer: MissExplainer) -> None:
         self.total = UsageCounters(storage.rows.num_life_cycles, storage.counters)
         self.explainer = explainer
 
@@ -78,16 +73,11 @@ class UsageRecorder:
         at = usage.calls_at
         counts[at + REQUESTS] += 1
         counts[at + PROMPT_TOKENS] += num_tokens
-        losses = self.losses if counters.total is not None else None
-        if losses is not None:
-            losses.begin(num_tokens, match.num_tokens if num_untrimmed < match.num_tokens else num_untrimmed)
         if num_tokens > match.num_tokens:
             # The path of an open sequence begins at its scope's root.
             root = state.shared.tree.find_root(state.scope)
             assert root is not None, "an open sequence has no root"
-            self.explainer.explain(root, packed, match, num_untrimmed, counts, usage.misses_at, losses)
-            if losses is not None:
-                losses.end()
+            self.explainer.explain(root, packed, match, num_untrimmed, counts, usage.misses_at)
         if match.num_tokens == 0:
             return
         at = usage.hits_at
@@ -98,8 +88,8 @@ class UsageRecorder:
         counts[usage.calls_at + PLANNED_TOKENS] += state.planned_tokens
         _record_reused(state, usage)
 
-    def record_rewind(self, state: SequenceState, packed: bytes, match: Match, old_num_blocks: i64) -> None:
-        """The sequence, of so many blocks, went back to this match of these tokens: it is the request that it was.
+    def record_rewind(self, state: SequenceState, old_num_blocks: i64) -> None:
+        """The sequence, of so many blocks, went back to the match that it holds now: it is the request that it was.
 
         Its prompt stays what it found at first. Only what a disk could not read is missed instead, if the total does not have it yet.
         """
@@ -117,17 +107,6 @@ class UsageRecorder:
         history = state.shared.tree.history
         if counters.has_asked and history is not None:
             history.record_use(state.path_end.first_page)
-        num_tokens: i64 = len(packed) // TOKEN_BYTES
-        losses = self.losses if counters.total is not None else None
-        if losses is not None:
-            # Room for these tokens is asked for once more.
-            losses.begin(num_tokens, match.num_tokens)
-            if num_tokens > match.num_tokens:
-                root = state.shared.tree.find_root(state.scope)
-                assert root is not None, "an open sequence has no root"
-                counts = vec[i64]([0] * NUM_MISS_CAUSES)
-                self.explainer.explain(root, packed, match, match.num_tokens, counts, 0, losses)
-                losses.end()
 
 
 def _record_reused(state: SequenceState, usage: UsageCounters) -> None:
@@ -157,12 +136,8 @@ def make_usage_recorder(tree: RadixTree, life_cycles: LifeCycleRegistry, config:
     has_state = life_cycles.state_life_cycle_id is not None
     # Where nothing but the tokens decides, a match takes all that a block begins with.
     checks_parts = has_state or not config.enable_partial_reuse or any([cycle.window_size is not None for cycle in life_cycles])
-    losses: RoomLosses | None = None
-    if config.rebalance.weighs_reuse and storage.num_pool_groups > 1 and find_full_group(storage, life_cycles) >= 0:
-        losses = RoomLosses(tree, history, life_cycles, config.tokens_per_block)
-        storage.room_watch = losses
     explainer = MissExplainer(tree, history, config.tokens_per_block, has_state, checks_parts, config.enable_partial_reuse)
-    return UsageRecorder(storage, explainer, losses)
+    return UsageRecorder(storage, explainer)
 
 
 def count_hits_by_level(state: SequenceState, counts: vec[i64], hits_at: i64) -> None:

@@ -13,31 +13,23 @@ _SCALE_BITS: Final = 16
 class Demand:
     """Running means in fixed point, so that equal calls make equal decisions everywhere."""
 
-    __slots__ = ("num_samples", "_means", "_peaks", "_last_peaks", "_weight")
+    __slots__ = ("num_samples", "_means", "_weight")
 
     num_samples: i64
     """Samples since the start, or since `restart`."""
     _means: vec[i64]
-    _peaks: vec[i64]
-    """The most slots of any sample since `restart`."""
-    _last_peaks: vec[i64]
-    """The peaks of the time before."""
     _weight: Final[i64]
 
     def __init__(self, num_pool_groups: int, smoothing: float) -> None:
         """``smoothing``: the weight of one sample, above 0 and at most 1."""
         self.num_samples = 0
         self._means = vec[i64]([0] * num_pool_groups)
-        self._peaks = vec[i64]([0] * num_pool_groups)
-        self._last_peaks = vec[i64]([0] * num_pool_groups)
         weight = int(smoothing * (1 << _SCALE_BITS))
         self._weight = weight if weight > 0 else 1
 
     def add(self, pool_group: i64, num_slots: i64) -> None:
         """Add to the present sample's need of a pool group; `end_sample` follows the last one."""
         value = num_slots << _SCALE_BITS
-        if num_slots > self._peaks[pool_group]:
-            self._peaks[pool_group] = num_slots
         mean = self._means[pool_group]
         if self.num_samples == 0:
             self._means[pool_group] = value
@@ -50,15 +42,6 @@ class Demand:
     def restart(self) -> None:
         """Count samples from 0 again, for the next adjustment; the means stay."""
         self.num_samples = 1 if self.num_samples > 0 else 0
-        for pool_group in range(len(self._peaks)):
-            self._last_peaks[pool_group] = self._peaks[pool_group]
-            self._peaks[pool_group] = 0
-
-    def peak(self, pool_group: i64) -> i64:
-        """The most slots of any sample since the last adjustment but one."""
-        peak = self._peaks[pool_group]
-        last_peak = self._last_peaks[pool_group]
-        return peak if peak > last_peak else last_peak
 
     def weights(self, slot_bytes: list[int]) -> list[int]:
         """Shares of the bytes by pool group; none is 0."""

@@ -46,8 +46,6 @@ def drop(storage: PageStorage, page: i64, pool_group: i64, cause: i64, account: 
     assert 0 <= place < ONE_HOLD, "a page was dropped that is held"
     if storage.drop_watch is not None and (cause == CAPACITY or cause == UNREACHABLE or cause == SHRUNK):
         storage.drop_watch.on_drop(page)
-    if storage.room_watch is not None and (cause == CAPACITY or cause == UNREACHABLE or cause == SHRUNK):
-        storage.room_watch.on_page_gone(page, cause)
     if storage.copies.num_copies > 0:
         storage.copies.forget(page)
     level = level_of_place(place)

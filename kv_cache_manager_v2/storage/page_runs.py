@@ -8,7 +8,6 @@ from librt.vecs import append, vec
 from mypy_extensions import i64
 
 from ..device.stream_order import NO_POINT, timeline_of_point
-from ..events.removal_cause import CAPACITY
 from .decision_digest import SLOT
 from .page_rows import (
     LINKS,
@@ -141,10 +140,6 @@ def drop_run(storage: PageStorage, level: i64, pool_group: i64, pages: vec[i64],
     if watch is not None:
         for number in range(count):
             watch.on_drop(pages[number])
-    room_watch = storage.room_watch
-    if room_watch is not None:
-        for number in range(count):
-            room_watch.on_page_gone(pages[number], CAPACITY)
     storage.queues[index].evict_run(pages, count)
     position: i64 = 0
     if storage.copies.num_copies > 0 or not storage.reads.is_idle:

@@ -67,7 +67,6 @@ from .page_rows import (
     priority_of_place,
 )
 from .refusal import Refusal
-from .room_watch import RoomWatch
 from .slot_store import SlotStore
 from .page_owner import TwinOwner
 from .victim_queue import NUM_PRIORITIES, VictimQueue
@@ -81,7 +80,7 @@ class PageStorage:
     __slots__ = (
         "device", "order", "layout", "rows", "slots", "pool_groups", "allocators", "queues", "held_queues", "pool_group_of",
         "num_pool_groups", "num_levels", "last_level", "num_locked", "num_evicted", "counters", "last_cause", "digest",
-        "last_refusal", "num_refusals", "sink", "drop_watch", "room_watch", "twin_owner", "reads", "copies", "closed", "changes", "durable",
+        "last_refusal", "num_refusals", "sink", "drop_watch", "twin_owner", "reads", "copies", "closed", "changes", "durable",
         "learning", "_keys", "level_orders", "has_one_order", "least_chances", "_records", "_policies", "_num_sentinels_used",
     )  # fmt: skip
 
@@ -115,7 +114,6 @@ class PageStorage:
     sink: PageEventSink | None
     """Hears where published pages go; None without a listener."""
     drop_watch: DropWatch | None
-    room_watch: RoomWatch | None
     twin_owner: TwinOwner | None
     """None where a commit takes equal published pages over."""
     reads: Final[DiskReads]
@@ -174,7 +172,6 @@ class PageStorage:
         self.num_refusals = vec[i64]([0] * num_places)
         self.sink = None
         self.drop_watch = None
-        self.room_watch = None
         self.twin_owner = None
         self.changes = ChangeCount()
         self.durable = levels[len(levels) - 1].durable

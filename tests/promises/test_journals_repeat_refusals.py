@@ -61,11 +61,10 @@ def resize_batch(manager: KVCacheManager, kv_cache: KVCache, other: KVCache) -> 
 
 
 @pytest.mark.parametrize("call", [widen, fork, resume, resize, set_capacity, resize_batch], ids=lambda call: call.__name__)
-@pytest.mark.parametrize("weighs_reuse", [False, True])
-def test_what_was_refused_is_refused_again(call: Refused, weighs_reuse: bool, tmp_path: Path) -> None:
+def test_what_was_refused_is_refused_again(call: Refused, tmp_path: Path) -> None:
     attention = AttentionLayerConfig(LayerId(0), [BufferConfig("key", 64)])
     layers = (attention, SsmLayerConfig(LayerId(1), [BufferConfig("state", 2048)]))
-    rebalance = RebalanceConfig(min_samples=1, cool_down_seconds=0, weighs_reuse=weighs_reuse)
+    rebalance = RebalanceConfig(min_samples=1, cool_down_seconds=0)
     config = KVCacheManagerConfig(4, [GpuCacheTierConfig(1 << 16)], layers, initial_pool_ratio=[0.9, 0.1], rebalance=rebalance)
     path = tmp_path / "calls.journal"
     with KVCacheManager(config, device=HostDevice(), journal=str(path)) as manager:

@@ -168,8 +168,6 @@ class Scenario:
             config = end_on_disk(config)
             if is_fragmented(seed):
                 config = fragment(config)
-        if seed % 2 == 1:
-            config = replace(config, rebalance=replace(config.rebalance, weighs_reuse=True))
         self.config = config
         self.num_streams = random.choice((1, 2, 3, 5, 8))
         max_sequences = random.choice((2, 4, 8, 12))
