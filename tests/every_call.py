@@ -44,8 +44,8 @@ def config_of_every_kind(has_state: bool, folder: str, num_slots: int = 200) -> 
     quotas = [num_slots * slot_bytes, num_slots // 2 * slot_bytes, num_slots // 2 * slot_bytes]
     tiers: list[CacheTierConfig] = [
         GpuCacheTierConfig(quotas[0], eviction_policy=EvictionPolicy.LEARNED if has_state else EvictionPolicy.LRU),
-        HostCacheTierConfig(quotas[1], eviction_policy=EvictionPolicy.S3_FIFO if has_state else EvictionPolicy.ARC),
-        DiskCacheTierConfig(quotas[2], folder, eviction_policy=EvictionPolicy.LFU if has_state else EvictionPolicy.LRU),
+        HostCacheTierConfig(quotas[1], eviction_policy=EvictionPolicy.LRU if has_state else EvictionPolicy.LEARNED),
+        DiskCacheTierConfig(quotas[2], folder, eviction_policy=EvictionPolicy.LRU),
     ]
     if has_state:
         return hybrid_config(

@@ -9,14 +9,10 @@ class EvictionPolicy(Enum):
     """One value per policy; docs/eviction.md says what each does and how they compare.
 
     LEARNED, the default: evicts the pages with the lowest value, estimated from the reuse seen so far and its delays; falls back to
-    LRU while LRU does better. LRU: least recently used. LFU: least frequently used. ARC: adapts between recency and frequency.
-    S3_FIFO: a small queue filters out pages that are not reused soon.
+    LRU while LRU does better. LRU: least recently used.
     """
 
     LRU = "lru"
-    LFU = "lfu"
-    ARC = "arc"
-    S3_FIFO = "s3-fifo"
     LEARNED = "learned"
 
 

@@ -11,14 +11,14 @@ from typing import Final, final
 from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
-from .. import EvictionPolicy
-from ..storage.eviction.make_queue import MOST_SENTINELS, make_queue
+from ..storage.eviction.make_queue import NUM_SENTINELS
 from ..storage.eviction.request_facts import RequestFacts
 from ..storage.eviction.segment_records import Learning, SegmentRecords
 from ..storage.eviction.segment_traits import NO_HINT
 from ..storage.page_rows import NO_PAGE, PLACE, ROW_WORDS, PageRows, pack_place
 from ..storage.victim_queue import NO_VICTIM, ContentKeys, VictimQueue
 from .block_requests import BlockIds, BlockRequests
+from .policies.own_policy import ComparedPolicy, make_compared_queue
 
 CACHE_PRIORITY: Final = 35
 _KEY_FACTOR: Final = 0x9E3779B97F4A7C15 & ((1 << 61) - 1)
@@ -61,15 +61,15 @@ class BlockCache:
 
     _request: Final[RequestFacts]
 
-    def __init__(self, policy: EvictionPolicy, num_slots: int, blocks: BlockRequests) -> None:
+    def __init__(self, policy: ComparedPolicy, num_slots: int, blocks: BlockRequests) -> None:
         self.num_slots = num_slots
         self.num_cached = 0
         self.num_hits = 0
         self.num_evicted = 0
-        self._rows = PageRows(1, MOST_SENTINELS)
+        self._rows = PageRows(1, NUM_SENTINELS)
         learning = Learning()
         self._request = learning.request
-        self.queue = make_queue(policy, self._rows, 0, BlockKeys(), num_slots, SegmentRecords(learning, 1))
+        self.queue = make_compared_queue(policy, self._rows, 0, BlockKeys(), num_slots, SegmentRecords(learning, 1))
         self._parents = blocks.parents
         self._children: Final[list[list[int]]] = [[] for _ in blocks.parents]
         for block, parent in enumerate(blocks.parents):
@@ -87,7 +87,7 @@ class BlockCache:
         is_hit = True
         place: i64 = 0
         while place < num_kept:
-            page: i64 = blocks[place] + MOST_SENTINELS
+            page: i64 = blocks[place] + NUM_SENTINELS
             if words[page * ROW_WORDS + PLACE] == NO_PAGE:
                 is_hit = False
                 num_new += 1
@@ -103,7 +103,7 @@ class BlockCache:
         while place > 0:
             place -= 1
             block: i64 = blocks[place]
-            page = block + MOST_SENTINELS
+            page = block + NUM_SENTINELS
             if words[page * ROW_WORDS + PLACE] == NO_PAGE:
                 words[page * ROW_WORDS + PLACE] = pack_place(0, 0, CACHE_PRIORITY)
                 self._count_below(block, 1)
@@ -119,9 +119,9 @@ class BlockCache:
         while self.num_cached + num_new > self.num_slots:
             page = queue.first()
             assert page != NO_VICTIM, "no victim among cached blocks"
-            block = page - MOST_SENTINELS
+            block = page - NUM_SENTINELS
             if self._num_below[block] > 0:
-                queue.defer(page, self._find_below(block) + MOST_SENTINELS)
+                queue.defer(page, self._find_below(block) + NUM_SENTINELS)
                 continue
             queue.evict(page)
             words[page * ROW_WORDS + PLACE] = NO_PAGE
@@ -133,7 +133,7 @@ class BlockCache:
         """A cached child of this block; there is one."""
         words = self._rows.words
         for child in self._children[block]:
-            if words[(child + MOST_SENTINELS) * ROW_WORDS + PLACE] != NO_PAGE:
+            if words[(child + NUM_SENTINELS) * ROW_WORDS + PLACE] != NO_PAGE:
                 return child
         raise AssertionError("cached blocks were counted below a block that has none")
 

@@ -24,6 +24,8 @@ from .policy_comparison import (
     comparison_rows,
     source_title,
 )
+from .policies.own_policy import ComparedPolicy
+from .policies.published import COMPARED
 from .report_rows import aligned
 from .result_file import write_result
 from .trace import TraceWorkload
@@ -34,7 +36,7 @@ _DEFAULT_SIZES: Final = ("1%", "2%", "5%", "10%", "20%", "50%")
 _DEFAULT_NUM_REQUESTS: Final = 3_000
 _DEFAULT_BLOCK_TOKENS: Final = 64
 _TOO_MANY: Final = 1_000_000_000
-POLICY_NAMES: Final = tuple([policy.value for policy in EvictionPolicy])
+POLICY_NAMES: Final = tuple([policy.value for policy in COMPARED])
 
 
 def add_compare_options(parser: argparse.ArgumentParser) -> None:
@@ -81,7 +83,7 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
         help=f"tokens per block of the workloads (default: {_DEFAULT_BLOCK_TOKENS})",
     )  # fmt: skip
     parser.add_argument(
-        "--policies", type=_policies, default=list(EvictionPolicy), metavar="P,P,...",
+        "--policies", type=_policies, default=list(COMPARED), metavar="P,P,...",
         help=f"of {', '.join(POLICY_NAMES)} (default: all)",
     )  # fmt: skip
     parser.add_argument("--json", metavar="FILE", help="write the figures there too; - is the output, without the tables")
@@ -238,9 +240,9 @@ def _hints(text: str) -> float | str:
     return value
 
 
-def _policies(text: str) -> list[EvictionPolicy]:
+def _policies(text: str) -> list[ComparedPolicy]:
     names = [part.strip() for part in text.split(",")]
     for name in names:
         if name not in POLICY_NAMES:
             raise argparse.ArgumentTypeError(f"no policy {name!r}; there are {', '.join(POLICY_NAMES)}")
-    return [EvictionPolicy(name) for name in names]
+    return [COMPARED[POLICY_NAMES.index(name)] for name in names]

@@ -14,7 +14,7 @@ from mypy_extensions import i64, mypyc_attr
 from .. import EvictionPolicy
 from ..storage.drop_order import MOST_STEPS
 from ..storage.eviction.level_order import LevelOrder
-from ..storage.eviction.make_queue import MOST_SENTINELS, make_queue
+from ..storage.eviction.make_queue import NUM_SENTINELS
 from ..storage.eviction.request_facts import RequestFacts
 from ..storage.eviction.segment_records import Learning, SegmentRecords
 from ..storage.eviction.segment_traits import NO_HINT
@@ -22,6 +22,7 @@ from ..storage.page_rows import NO_PAGE, PLACE, ROW_WORDS, PageRows, pack_place
 from ..storage.victim_queue import NO_VICTIM, VictimQueue
 from .block_cache import CACHE_PRIORITY, BlockKeys
 from .block_requests import BlockIds, BlockRequests
+from .policies.own_policy import ComparedPolicy, make_compared_queue
 
 _NO_LEVEL: Final = -1
 _NO_BLOCK: Final = -1
@@ -59,7 +60,7 @@ class LevelCache:
     """That the latest `_find_least` has found."""
     _goes_alone: bool
 
-    def __init__(self, policy: EvictionPolicy, num_slots: list[int], blocks: BlockRequests, least_chance: float = 0.0) -> None:
+    def __init__(self, policy: ComparedPolicy, num_slots: list[int], blocks: BlockRequests, least_chance: float = 0.0) -> None:
         """``least_chance``: the `min_reuse_probability` of the levels below level 0, for LEARNED."""
         num_levels = len(num_slots)
         self.num_hits = [0] * num_levels
@@ -67,7 +68,7 @@ class LevelCache:
         self.num_dropped = 0
         self._num_slots = num_slots
         self._num_used = [0] * num_levels
-        self._first_page = MOST_SENTINELS * num_levels
+        self._first_page = NUM_SENTINELS * num_levels
         self._rows = PageRows(1, self._first_page)
         learning = Learning()
         records = SegmentRecords(learning, 1)
@@ -76,7 +77,7 @@ class LevelCache:
         self._goes_alone = False
         keys = BlockKeys()
         self._queues = [
-            make_queue(policy, self._rows, level * MOST_SENTINELS, keys, count, records) for level, count in enumerate(num_slots)
+            make_compared_queue(policy, self._rows, level * NUM_SENTINELS, keys, count, records) for level, count in enumerate(num_slots)
         ]
         self._order = LevelOrder(self._rows, records)
         self._has_one_order = policy is EvictionPolicy.LEARNED

@@ -4,13 +4,14 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from .. import EvictionPolicy, __version__, is_compiled
+from .. import __version__, is_compiled
 from ..base.value import Value
 from .block_cache import BlockCache
 from .block_requests import BlockRequests
 from .comparison_progress import ComparisonProgress
 from .level_cache import LevelCache
 from .offline_caches import count_hits_of_reused, count_optimal_hits, count_reusable, next_uses
+from .policies.own_policy import ComparedPolicy
 
 SCHEMA_VERSION: Final = 1
 REUSED_ONLY: Final = "lru-of-reused"
@@ -62,7 +63,7 @@ class Comparison(Value):
 
 
 def compare_source(
-    blocks: BlockRequests, sizes: list[int], policies: list[EvictionPolicy], hints: list[int], hints_name: str,
+    blocks: BlockRequests, sizes: list[int], policies: list[ComparedPolicy], hints: list[int], hints_name: str,
     progress: ComparisonProgress,
 ) -> SourceComparison:  # fmt: skip
     """``hints``: of each request, for LEARNED (`made_hints`)."""
@@ -86,7 +87,7 @@ def compare_source(
 
 
 def compare_levels(
-    blocks: BlockRequests, sizes: list[int], policies: list[EvictionPolicy], least_chance: float, hints: list[int], hints_name: str,
+    blocks: BlockRequests, sizes: list[int], policies: list[ComparedPolicy], least_chance: float, hints: list[int], hints_name: str,
     progress: ComparisonProgress,
 ) -> SourceComparison:  # fmt: skip
     """``sizes``: slots of each level. ``least_chance``: the `min_reuse_probability` of all below level 0, for LEARNED."""

@@ -41,7 +41,7 @@ from .disk_reads import DiskReads
 from .page_owner import DropWatch
 from .eviction.block_mates import find_block_mates
 from .eviction.level_order import NEVER, LevelOrder
-from .eviction.make_queue import count_sentinels, make_queue
+from .eviction.make_queue import NUM_SENTINELS, make_queue
 from .eviction.segment_records import Learning, SegmentRecords
 from .eviction_queue import EvictionQueue
 from .level_slots import LevelSlots
@@ -155,7 +155,7 @@ class PageStorage:
         self.last_level = len(levels) - 1
         self.pool_group_of = vec[i64](layout.pool_group_indices)
         num_places = layout.num_pool_groups * len(levels)
-        num_sentinels = sum(count_sentinels(level.eviction_policy) + NUM_PRIORITIES for level in levels) * layout.num_pool_groups
+        num_sentinels = (NUM_SENTINELS + NUM_PRIORITIES) * num_places
         self.rows = PageRows(layout.num_life_cycles, num_sentinels)
         self.digest = DecisionDigest()
         self.slots = SlotStore(device, order, layout, self.digest)
@@ -209,7 +209,7 @@ class PageStorage:
             self.held_queues.append(EvictionQueue(self.rows, sentinel))
             sentinel += NUM_PRIORITIES
             self.queues.append(make_queue(level.eviction_policy, self.rows, sentinel, self._keys, num_slots, self._records[index]))
-            self._num_sentinels_used = sentinel + count_sentinels(level.eviction_policy)
+            self._num_sentinels_used = sentinel + NUM_SENTINELS
 
     def renew_queues(self) -> None:
         """All eviction queues are as they were made: nothing is queued, remembered or learned. No sequence was made yet."""
@@ -226,7 +226,7 @@ class PageStorage:
                 self.queues[index] = make_queue(
                     policy, self.rows, sentinel, self._keys, self.allocators[index].num_slots, self._records[pool_group]
                 )
-                sentinel += count_sentinels(policy)
+                sentinel += NUM_SENTINELS
                 index += 1
 
     @property

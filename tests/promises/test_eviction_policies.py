@@ -21,7 +21,7 @@ from kv_cache_manager_v2 import (
 )
 from kv_cache_manager_v2.config.config_codec import decode_config, encode_config
 from kv_cache_manager_v2.replay.rerun import rerun
-from kv_cache_manager_v2.storage.eviction.make_queue import MOST_SENTINELS, make_queue
+from kv_cache_manager_v2.storage.eviction.make_queue import NUM_SENTINELS, make_queue
 from kv_cache_manager_v2.storage.page_rows import PLACE, ROW_WORDS, PageRows, pack_place
 from kv_cache_manager_v2.storage.victim_queue import ContentKeys
 
@@ -61,9 +61,7 @@ def test_what_is_reused_outlives_what_comes_once() -> None:
     hits = {policy: serve_hot_prompt_among_others(policy) for policy in POLICIES}
     # By recency alone 40 blocks in 24 slots leave nothing of what was before them.
     assert hits[EvictionPolicy.LRU] == 0
-    # The others have seen it four times in a row, and the rest but once.
-    assert hits[EvictionPolicy.LFU] == hits[EvictionPolicy.ARC] == hits[EvictionPolicy.S3_FIFO] == 30
-    # This one first has to learn that what comes once does not come back.
+    # The other one first has to learn that what comes once does not come back.
     assert hits[EvictionPolicy.LEARNED] >= 25
 
 
@@ -88,7 +86,7 @@ def test_offloaded_pages_are_remembered(policy: EvictionPolicy) -> None:
         assert (times_up, rest) == (30, 0)
     else:
         # LEARNED has to learn first, from its evictions.
-        assert times_up <= (5 if policy is EvictionPolicy.LEARNED else 0)
+        assert times_up <= 5
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -163,7 +161,7 @@ def test_a_wrong_policy_is_refused() -> None:
             tier(1 << 20, wrong)
     assert GpuCacheTierConfig(1 << 20).eviction_policy is EvictionPolicy.LEARNED
     with pytest.raises(ValueError):
-        decode_config(encode_config(config_with(EvictionPolicy.ARC, 24)).replace(b'"arc"', b'"best"'))
+        decode_config(encode_config(config_with(EvictionPolicy.LRU, 24)).replace(b'"lru"', b'"best"'))
 
 
 class Numbers(ContentKeys):
@@ -183,7 +181,7 @@ class CallCounter:
 
 def count_calls_of_evictions(policy: EvictionPolicy, num_pages: int) -> int:
     """200 evictions, each followed by a new page, from a queue of so many."""
-    rows = PageRows(1, MOST_SENTINELS)
+    rows = PageRows(1, NUM_SENTINELS)
     queue = make_queue(policy, rows, 0, Numbers(), num_pages)
     pages = [rows.add_block() for _ in range(num_pages + 200)]
     for page in pages:

@@ -160,9 +160,9 @@ def address_of(words: Any) -> int:
     return int(np.frombuffer(view, view.format).ctypes.data)
 
 
-@pytest.mark.parametrize("policy", [EvictionPolicy.LRU, EvictionPolicy.LFU, EvictionPolicy.LEARNED])
+@pytest.mark.parametrize("policy", [EvictionPolicy.LRU, EvictionPolicy.LEARNED])
 def test_no_array_is_copied_as_the_cache_fills(policy: EvictionPolicy) -> None:
-    """An array with an entry a block or page: it stays where it is from its first entries on. (ARC and S3-FIFO double their ghosts.)"""
+    """An array with an entry a block or page: it stays where it is from its first entries on."""
     with make_manager(NUM_BLOCKS, policy) as manager:
         fill_with_prompts(manager, 4 * PROMPT_BLOCKS)
         before = {path: (address_of(words), len(words)) for path, words in arrays_of(manager).items() if len(words) > 0}

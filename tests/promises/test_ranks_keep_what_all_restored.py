@@ -67,7 +67,7 @@ def cut_log(disk: LossyDisk, choices: random.Random) -> None:
     log.content = log.content[: len(log.content) - choices.randrange(len(log.content) // 2)]
 
 
-@pytest.mark.parametrize("policy", [EvictionPolicy.LRU, EvictionPolicy.LEARNED, EvictionPolicy.ARC])
+@pytest.mark.parametrize("policy", [EvictionPolicy.LRU, EvictionPolicy.LEARNED])
 @pytest.mark.parametrize("dies", [True, False], ids=["killed at another prompt", "without the end of the log"])
 def test_ranks_that_lost_different_things_decide_alike(tmp_path: Path, dies: bool, policy: EvictionPolicy) -> None:
     """Killed at another prompt each, with a small disk, and all in level 0: what a dead process has written it could not read back. Or

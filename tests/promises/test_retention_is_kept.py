@@ -301,7 +301,6 @@ def test_without_a_duration_it_lasts_while_a_return_is_expected(tmp_path: Path) 
         (EvictionPolicy.LEARNED, 300, inf),
         (EvictionPolicy.LEARNED, 0, None),  # nothing was learned
         (EvictionPolicy.LRU, 300, None),  # a policy that expects nothing
-        (EvictionPolicy.S3_FIFO, 300, None),
     ],
 )
 def test_it_lasts_until_it_is_released(policy: EvictionPolicy, num_rounds: int, duration: float | None, tmp_path: Path) -> None:

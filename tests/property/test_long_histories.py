@@ -49,7 +49,7 @@ LAYERS: dict[str, list[Any]] = {
 TIERS = {"two": [40, 60], "three": [40, 20, 200], "small ones": [16, 8, 40], "four": [30, 6, 12, 100]}
 POLICIES = {
     "learned": [EvictionPolicy.LEARNED], "lru": [EvictionPolicy.LRU],
-    "mixed": [EvictionPolicy.LEARNED, EvictionPolicy.S3_FIFO, EvictionPolicy.ARC],
+    "mixed": [EvictionPolicy.LEARNED, EvictionPolicy.LRU],
 }  # fmt: skip
 
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 from kv_cache_manager_v2.storage.eviction.learned import LearnedQueue
-from kv_cache_manager_v2.storage.eviction.s3_fifo import S3FifoQueue
 from kv_cache_manager_v2.testing.simulation.simulated_run import SimulatedRun
 
 
@@ -31,9 +30,6 @@ CROSSED: dict[str, tuple[Callable[[Any], int], int]] = {
     "reuse/block_pool.py _FEW_BLOCKS": (lambda run: run.manager._shared.tree.pool._num_used, 16),
     "storage/eviction/returned_pages.py _MOST_UNKNOWN": (
         lambda run: most([queue.num_pages for queue in queues_of(run, LearnedQueue)]), 8,
-    ),
-    "storage/eviction/s3_fifo.py SMALL_SHARE": (
-        lambda run: most([queue._most_in_small for queue in queues_of(run, S3FifoQueue)]), 10,
     ),
     "reuse/window_runs.py _MAX_BRANCHES": (most_children, 8),
     "reuse/match.py NEIGHBOURS_TRIED": (most_children, 8),
@@ -116,10 +112,7 @@ ELSEWHERE: dict[str, str] = {
     "storage/eviction/hazard_model.py NUM_ENTRIES": "no limit",
     "storage/eviction/hazard_model.py LEAST_LOGIT": "see MOST_LOGIT",
     "storage/eviction/hazard_model.py _NUM_TERMS": "no limit",
-    "storage/eviction/ghost_list.py _SMALLEST": "evictions of new content: tests/unit/storage/test_ghost_list.py",
-    "storage/eviction/make_queue.py MOST_SENTINELS": "no limit",
-    "storage/eviction/lfu.py MOST_USES": "uses of one page: tests/unit/storage/test_policies_against_naive.py",
-    "storage/eviction/s3_fifo.py MOST_USES": "uses of one page: tests/unit/storage/test_policies_against_naive.py",
+    "storage/eviction/make_queue.py NUM_SENTINELS": "no limit",
     "reuse/victim_path.py _MOST_PAGES": "one eviction of so many pages: tests/unit/reuse/test_victims_in_one_go.py",
     "reuse/victim_path.py _MOST_LISTED": "pages in line behind each other: tests/unit/reuse/test_victim_path.py",
     "reuse/window_runs.py _MOST_LISTED": "pages in line behind each other: tests/unit/reuse/test_victim_path.py",

@@ -49,7 +49,7 @@ NOT_NATIVE: Final = {
 }
 # What runs for each block of a prompt, and constants of theirs that are used once a manager or once a sampled block.
 PER_BLOCK_FOLDERS: Final = {"pools", "reuse", "sequence", "stats", "storage"}
-BOXED_CONSTANTS: Final = {"MAX_SAMPLES", "MOST_SENTINELS"}
+BOXED_CONSTANTS: Final = {"MAX_SAMPLES", "NUM_SENTINELS"}
 # Their loops go over life cycles, priorities, beams, groups or what a user gave, or are left after one turn.
 BOXING_FUNCTIONS: Final = {
     "__init__", "ask_ghosts", "_can_begin", "_copy_pages", "_find_replay", "_reorder_blocks", "close", "find_whole_with_state",

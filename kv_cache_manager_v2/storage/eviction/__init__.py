@@ -1,1 +1,1 @@
-"""Eviction policies beyond recency, and what they are made of. All of them are `VictimQueue`s."""
+"""The eviction policy that learns, and what it is made of: a `VictimQueue`."""

@@ -8,18 +8,11 @@ from ...config.eviction_policy import EvictionPolicy
 from ..eviction_queue import EvictionQueue
 from ..page_rows import PageRows
 from ..victim_queue import NUM_PRIORITIES, ContentKeys, VictimQueue
-from .arc import ArcQueue
 from .learned import LearnedQueue
-from .lfu import LfuQueue
-from .s3_fifo import S3FifoQueue
 from .segment_records import Learning, SegmentRecords
 
-MOST_SENTINELS: Final = NUM_PRIORITIES
-
-
-def count_sentinels(policy: EvictionPolicy) -> int:
-    """The rows that a queue threads its lines through."""
-    return NUM_PRIORITIES if policy is EvictionPolicy.LRU or policy is EvictionPolicy.LEARNED else 0
+NUM_SENTINELS: Final = NUM_PRIORITIES
+"""The rows that a queue threads its lines through."""
 
 
 def make_queue(
@@ -30,18 +23,12 @@ def make_queue(
     num_slots: i64,
     records: SegmentRecords | None = None,
 ) -> VictimQueue:
-    """``first_sentinel``: of as many rows of ``rows`` as `count_sentinels` says. ``records``: of the pool group, for the queues of its
+    """``first_sentinel``: of NUM_SENTINELS rows. ``records``: of the pool group, for the queues of its
     levels in their order, whatever their policies; None for a queue alone.
     """
     queue: VictimQueue
     if policy is EvictionPolicy.LRU:
         queue = EvictionQueue(rows, first_sentinel)
-    elif policy is EvictionPolicy.LFU:
-        queue = LfuQueue(rows)
-    elif policy is EvictionPolicy.ARC:
-        queue = ArcQueue(rows, keys)
-    elif policy is EvictionPolicy.S3_FIFO:
-        queue = S3FifoQueue(rows, keys)
     else:
         assert policy is EvictionPolicy.LEARNED, f"no queue for {policy}"
         queue = LearnedQueue(rows, first_sentinel, keys, SegmentRecords(Learning(), 1) if records is None else records)

@@ -20,8 +20,7 @@ _REMAINDER: Final = 12
 LEAST_SLOTS: Final = 260
 MOST_SLOTS: Final = 4000
 _POLICIES: Final = (
-    EvictionPolicy.LEARNED, EvictionPolicy.ARC, EvictionPolicy.LEARNED, EvictionPolicy.S3_FIFO, EvictionPolicy.LEARNED,
-    EvictionPolicy.LFU, EvictionPolicy.LEARNED, EvictionPolicy.LRU,
+    EvictionPolicy.LEARNED, EvictionPolicy.LEARNED, EvictionPolicy.LEARNED, EvictionPolicy.LRU,
 )  # fmt: skip
 """Slots of level 0, in turn."""
 LARGE_FACTORS: Final = {

@@ -21,12 +21,13 @@ from unit.replay.test_learned_over_phases import make_blocks
 
 from kv_cache_manager_v2 import EvictionPolicy
 from kv_cache_manager_v2.replay.block_requests import BlockRequests, read_blocks
+from kv_cache_manager_v2.replay.policies.published import ARC, S3_FIFO
 from kv_cache_manager_v2.replay.trace import TraceWorkload
 
 SHARES_OF_PIECES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
 SHARES_OF_MADE = (0.03, 0.1, 0.25)
 SHARES_OF_PHASES = (0.05, 0.2)
-OTHERS = (EvictionPolicy.LRU, EvictionPolicy.ARC, EvictionPolicy.S3_FIFO)
+OTHERS = (EvictionPolicy.LRU, ARC, S3_FIFO)
 _BLOCK_TOKENS = 512
 
 Case: TypeAlias = tuple[str, BlockRequests, float]

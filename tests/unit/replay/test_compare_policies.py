@@ -16,6 +16,8 @@ from kv_cache_manager_v2.replay.cli import main
 from kv_cache_manager_v2.replay.made_hints import RECORDED, find_continued, make_hints
 from kv_cache_manager_v2.replay.generators import WORKLOAD_NAMES, make_workload
 from kv_cache_manager_v2.replay.offline_caches import count_hits_of_reused, count_optimal_hits, count_reusable, next_uses
+from kv_cache_manager_v2.replay.policies.own_policy import ComparedPolicy
+from kv_cache_manager_v2.replay.policies.published import COMPARED
 from kv_cache_manager_v2.replay.trace import TraceWorkload
 
 LINES = [
@@ -71,8 +73,8 @@ def test_lru_is_what_plain_counting_says(seed: int, num_slots: int) -> None:
     assert cache.num_hits == lru_hits(blocks, num_slots)
 
 
-@pytest.mark.parametrize("policy", list(EvictionPolicy))
-def test_no_policy_beats_the_optimum_and_all_are_perfect_with_room_for_everything(policy: EvictionPolicy) -> None:
+@pytest.mark.parametrize("policy", COMPARED, ids=lambda policy: policy.value)
+def test_no_policy_beats_the_optimum_and_all_are_perfect_with_room_for_everything(policy: ComparedPolicy) -> None:
     for seed in range(4):
         blocks = random_requests(seed)
         uses = next_uses(blocks)

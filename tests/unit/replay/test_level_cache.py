@@ -16,6 +16,7 @@ from kv_cache_manager_v2 import (
 from kv_cache_manager_v2.replay.block_cache import BlockCache
 from kv_cache_manager_v2.replay.block_requests import BlockRequests
 from kv_cache_manager_v2.replay.level_cache import LevelCache
+from kv_cache_manager_v2.replay.policies.published import COMPARED
 
 BLOCK = 4
 SLOT_BYTES = 2 * BYTES_PER_TOKEN * BLOCK
@@ -86,7 +87,7 @@ def test_a_manager_has_the_same_hits_and_writes(policy: EvictionPolicy, sizes: t
 
 def test_one_level_is_the_cache_of_one_level() -> None:
     blocks = session_requests(7, 200)
-    for policy in EvictionPolicy:
+    for policy in COMPARED:
         alone = BlockCache(policy, 40, blocks)
         levels = LevelCache(policy, [40], blocks)
         for request in blocks.requests:

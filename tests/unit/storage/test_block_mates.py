@@ -9,7 +9,7 @@ from mypy_extensions import i64
 from kv_cache_manager_v2 import EvictionPolicy
 from kv_cache_manager_v2.storage.eviction.block_mates import BlockMates
 from kv_cache_manager_v2.storage.eviction.learned import LearnedQueue
-from kv_cache_manager_v2.storage.eviction.make_queue import MOST_SENTINELS, make_queue
+from kv_cache_manager_v2.storage.eviction.make_queue import NUM_SENTINELS, make_queue
 from kv_cache_manager_v2.storage.eviction.segment_records import Learning, SegmentRecords
 from kv_cache_manager_v2.storage.page_rows import NO_PAGE, ONE_HOLD, PLACE, ROW_WORDS, PageRows, pack_place
 from kv_cache_manager_v2.storage.victim_queue import NO_VICTIM, ContentKeys
@@ -27,7 +27,7 @@ class Blocks:
     """Blocks of two pages each, the first of a layer without a window."""
 
     def __init__(self, num_blocks: int, capacity: int) -> None:
-        self.rows = PageRows(2, MOST_SENTINELS)
+        self.rows = PageRows(2, NUM_SENTINELS)
         self.first_pages = [int(self.rows.add_block()) for _ in range(num_blocks)]
         mates = BlockMates(self.rows, FULL, vec[i64]([WINDOWED]))
         self.records = SegmentRecords(Learning(), 2, mates)

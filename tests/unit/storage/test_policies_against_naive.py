@@ -8,11 +8,13 @@ from mypy_extensions import i64
 from unit.storage.naive_learned import NaiveLearned
 from unit.storage.naive_queues import NaiveArc, NaiveLfu, NaiveLru, NaiveQueue, NaiveS3Fifo
 
-from kv_cache_manager_v2 import EvictionPolicy
-from kv_cache_manager_v2.storage.eviction.arc import ArcQueue
+from kv_cache_manager_v2.replay.policies.arc import ArcQueue
+from kv_cache_manager_v2.replay.policies.own_policy import make_compared_queue
+from kv_cache_manager_v2.replay.policies.published import COMPARED
 from kv_cache_manager_v2.storage.eviction.learned import LearnedQueue
-from kv_cache_manager_v2.storage.eviction.make_queue import MOST_SENTINELS, make_queue
-from kv_cache_manager_v2.storage.eviction.s3_fifo import S3FifoQueue
+from kv_cache_manager_v2.storage.eviction.make_queue import NUM_SENTINELS
+from kv_cache_manager_v2.replay.policies.s3_fifo import S3FifoQueue
+from kv_cache_manager_v2.storage.eviction.segment_records import Learning, SegmentRecords
 from kv_cache_manager_v2.storage.page_rows import PLACE, ROW_WORDS, PageRows, pack_place
 from kv_cache_manager_v2.storage.victim_queue import ContentKeys, VictimQueue
 
@@ -31,14 +33,19 @@ def naive_queue(policy: str, capacity: int) -> NaiveQueue:
     return NaiveLearned(capacity, PageNumbers().content_key) if policy == "learned" else NAIVE[policy](capacity)
 
 
+def queue_of(policy: str, rows: PageRows, capacity: int) -> VictimQueue:
+    named = {compared.value: compared for compared in COMPARED}
+    return make_compared_queue(named[policy], rows, 0, PageNumbers(), capacity, SegmentRecords(Learning(), 1))
+
+
 class History:
     """Random calls that a storage could make, on a queue and on its naive twin."""
 
     def __init__(self, policy: str, seed: int, capacity: int, num_priorities: int, num_pages: int = NUM_PAGES) -> None:
         self.random = Random(seed)
-        self.rows = PageRows(1, MOST_SENTINELS)
+        self.rows = PageRows(1, NUM_SENTINELS)
         self.pages = [self.rows.add_block() for _ in range(num_pages)]
-        self.queue: VictimQueue = make_queue(EvictionPolicy(policy), self.rows, 0, PageNumbers(), capacity)
+        self.queue: VictimQueue = queue_of(policy, self.rows, capacity)
         self.twin = naive_queue(policy, capacity)
         self.capacity = capacity
         self.num_priorities = num_priorities
@@ -295,8 +302,8 @@ def test_lfu_keeps_what_is_used_most() -> None:
 
 
 def new_queue(policy: str, capacity: int) -> tuple[VictimQueue, list[int]]:
-    rows = PageRows(1, MOST_SENTINELS)
+    rows = PageRows(1, NUM_SENTINELS)
     pages = [rows.add_block() for _ in range(NUM_PAGES)]
     for page in pages:
         rows.words[page * ROW_WORDS + PLACE] = pack_place(0, 0, 35)
-    return make_queue(EvictionPolicy(policy), rows, 0, PageNumbers(), capacity), pages
+    return queue_of(policy, rows, capacity), pages

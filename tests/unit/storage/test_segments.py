@@ -9,7 +9,7 @@ from round_count import RoundCount
 
 from kv_cache_manager_v2 import EvictionPolicy, is_compiled
 from kv_cache_manager_v2.storage.eviction.learned import LearnedQueue
-from kv_cache_manager_v2.storage.eviction.make_queue import MOST_SENTINELS, make_queue
+from kv_cache_manager_v2.storage.eviction.make_queue import NUM_SENTINELS, make_queue
 from kv_cache_manager_v2.storage.eviction.segment_records import GHOSTS_PER_SLOT, SPARE_SEGMENTS, Learning, SegmentRecords
 from kv_cache_manager_v2.storage.eviction.segment_table import (
     COUNTS,
@@ -38,9 +38,9 @@ class Level:
     """A queue and the pages in it, the root's first in each path."""
 
     def __init__(self, capacity: int, rows: PageRows | None = None, records: SegmentRecords | None = None, number: int = 0) -> None:
-        self.rows = PageRows(1, 2 * MOST_SENTINELS) if rows is None else rows
+        self.rows = PageRows(1, 2 * NUM_SENTINELS) if rows is None else rows
         self.records = SegmentRecords(Learning(), 1) if records is None else records
-        queue = make_queue(EvictionPolicy.LEARNED, self.rows, number * MOST_SENTINELS, Numbers(), capacity, self.records)
+        queue = make_queue(EvictionPolicy.LEARNED, self.rows, number * NUM_SENTINELS, Numbers(), capacity, self.records)
         assert isinstance(queue, LearnedQueue)
         self.queue = queue
 
@@ -163,7 +163,7 @@ def test_a_path_that_goes_on_behind_a_segment_of_ghosts_has_all_of_it_back() -> 
 
 
 def test_a_page_that_moves_stays_as_old_as_it_was() -> None:
-    rows = PageRows(1, 2 * MOST_SENTINELS)
+    rows = PageRows(1, 2 * NUM_SENTINELS)
     records = SegmentRecords(Learning(), 1)
     gpu, host = Level(40, rows, records, 0), Level(80, rows, records, 1)
     path = gpu.make(8)
@@ -219,7 +219,7 @@ def test_another_priority_is_exactly_that_one(old: int) -> None:
 @pytest.mark.parametrize("value", [1000, 1001])
 def test_a_page_that_goes_with_one_of_another_level_has_exactly_its_value(value: int) -> None:
     """Which of two levels drops is decided by the values: of equal ones, not of nearly equal ones, the colder level's page goes."""
-    rows = PageRows(1, 2 * MOST_SENTINELS)
+    rows = PageRows(1, 2 * NUM_SENTINELS)
     records = SegmentRecords(Learning(), 1)
     records.all_learn = True
     gpu, host = Level(40, rows, records, 0), Level(80, rows, records, 1)

@@ -7,8 +7,8 @@ from typing import Final, final
 
 from mypy_extensions import i64, mypyc_attr
 
-from ..page_rows import PageRows
-from ..victim_queue import NO_VICTIM
+from ...storage.page_rows import PageRows
+from ...storage.victim_queue import NO_VICTIM
 from .listed_queue import ListedQueue
 from .page_lists import NO_PAGE
 

@@ -7,14 +7,14 @@ from typing import Final
 
 from mypy_extensions import i64, mypyc_attr
 
-from ..page_rows import LINKS, NOT_QUEUED, ROW_WORDS, PageRows
-from ..victim_queue import VictimQueue
+from ...storage.page_rows import LINKS, NOT_QUEUED, ROW_WORDS, PageRows
+from ...storage.victim_queue import VictimQueue
 from .page_lists import PageLists
 
 IN_LINE: Final = 0
 
 
-@mypyc_attr(native_class=True)
+@mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
 class ListedQueue(VictimQueue):
     """``evict``, ``push``, ``push_first``, ``use``, ``first`` and ``set_capacity`` are the policy."""
 

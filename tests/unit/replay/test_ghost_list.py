@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from kv_cache_manager_v2.storage.eviction.ghost_list import NOT_THERE, GhostList
+from kv_cache_manager_v2.replay.policies.ghost_list import NOT_THERE, GhostList
 
 
 @pytest.mark.parametrize(("seed", "limit"), [(1, 1), (2, 3), (3, 40), (4, 100), (5, 700)])

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from kv_cache_manager_v2.storage.eviction.page_lists import NO_LIST, NO_PAGE, PageLists
+from kv_cache_manager_v2.replay.policies.page_lists import NO_LIST, NO_PAGE, PageLists
 from kv_cache_manager_v2.storage.page_rows import PLACE, ROW_WORDS, PageRows, add_priority, pack_place
 
 MOST_PRIORITY = 100

@@ -6,9 +6,10 @@ from random import Random
 
 import pytest
 
-from kv_cache_manager_v2 import EvictionPolicy
 from kv_cache_manager_v2.replay.block_cache import BlockCache
 from kv_cache_manager_v2.replay.block_requests import BlockRequests
+from kv_cache_manager_v2.replay.policies.own_policy import ComparedPolicy
+from kv_cache_manager_v2.replay.policies.published import ARC, LFU, S3_FIFO
 
 Line = OrderedDict[int, int]
 
@@ -110,8 +111,8 @@ def count_arc(accesses: list[int], capacity: int) -> int:
     return num_hits
 
 
-PUBLISHED: dict[EvictionPolicy, Callable[[list[int], int], int]] = {
-    EvictionPolicy.LFU: count_lfu, EvictionPolicy.ARC: count_arc, EvictionPolicy.S3_FIFO: count_s3_fifo,
+PUBLISHED: dict[ComparedPolicy, Callable[[list[int], int], int]] = {
+    LFU: count_lfu, ARC: count_arc, S3_FIFO: count_s3_fifo,
 }  # fmt: skip
 
 
@@ -130,7 +131,7 @@ def make_accesses(seed: int) -> list[int]:
 @pytest.mark.parametrize("policy", PUBLISHED, ids=lambda policy: policy.value)
 @pytest.mark.parametrize("capacity", [40, 250])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_without_prefixes_it_hits_as_often_as_published(policy: EvictionPolicy, capacity: int, seed: int) -> None:
+def test_without_prefixes_it_hits_as_often_as_published(policy: ComparedPolicy, capacity: int, seed: int) -> None:
     numbers: dict[int, int] = {}
     accesses = [numbers.setdefault(item, len(numbers)) for item in make_accesses(seed)]
     blocks = BlockRequests("flat", [[item] for item in accesses], [-1] * len(numbers))
@@ -138,5 +139,5 @@ def test_without_prefixes_it_hits_as_often_as_published(policy: EvictionPolicy, 
     for request in blocks.requests:
         cache.serve(request)
     # Ours make room before they look for a ghost, and trim ghosts at an eviction: a few hits of a thousand.
-    most = 0 if policy is EvictionPolicy.LFU else len(accesses) // 500
+    most = 0 if policy is LFU else len(accesses) // 500
     assert abs(int(cache.num_hits) - PUBLISHED[policy](accesses, capacity)) <= most

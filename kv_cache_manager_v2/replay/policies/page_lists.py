@@ -13,8 +13,8 @@ from typing import Final, final
 from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
-from ..page_rows import LOW_MASK, PLACE, ROW_WORDS, PageRows, WordColumn, priority_of_place
-from ..victim_queue import NUM_PRIORITIES
+from ...storage.page_rows import LOW_MASK, PLACE, ROW_WORDS, PageRows, WordColumn, priority_of_place
+from ...storage.victim_queue import NUM_PRIORITIES
 
 NO_PAGE: Final = -1
 NO_LIST: Final = -1

@@ -12,8 +12,8 @@ from typing import Final, final
 
 from mypy_extensions import i64, mypyc_attr
 
-from ..page_rows import PLACE, ROW_WORDS, PageRows, priority_of_place
-from ..victim_queue import NO_VICTIM, ContentKeys
+from ...storage.page_rows import PLACE, ROW_WORDS, PageRows, priority_of_place
+from ...storage.victim_queue import NO_VICTIM, ContentKeys
 from .arc import fold_key
 from .ghost_list import NOT_THERE, GhostList
 from .listed_queue import ListedQueue

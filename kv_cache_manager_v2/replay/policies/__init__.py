@@ -1,0 +1,1 @@
+"""Eviction policies to compare with. Their queues are `VictimQueue`s."""
