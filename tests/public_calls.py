@@ -575,8 +575,8 @@ CALLS: dict[str, Callable[[World], Example]] = {
     "KVCacheEventPublisher": lambda w: (
         library.KVCacheEventPublisher,
         {
-            "event_manager": _event_manager(w), "endpoint": "inproc://events", "replay_endpoint": "inproc://replay",
-            "snapshot_endpoint": "inproc://snapshots", "connect_to": "inproc://router", "curve": _CURVE,
+            "event_manager": _event_manager(w), "bind": "inproc://unused", "endpoint": "inproc://events",
+            "replay_endpoint": "inproc://replay", "snapshot_endpoint": "inproc://snapshots", "connect": "inproc://router", "curve": _CURVE,
             "curve_consumers": [_CURVE],
             "heartbeat_seconds": 1.0, "topic": "a", "data_parallel_rank": 0, "dialect": "map",
             "first_sequence": 0, "buffer_batches": 4, "high_water_mark": 8, "lora_names": {1: "an adapter"}, "linger_ms": 0,

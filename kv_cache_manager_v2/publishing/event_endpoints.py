@@ -149,7 +149,7 @@ def open_socket(context: Any, kind: int, keys: ConsumerKeys | None) -> Any:
     return socket
 
 
-def bind(socket: Any, endpoint: str, name: str) -> str:
+def bind_socket(socket: Any, endpoint: str, name: str) -> str:
     """Returns the actual address. `ValueError` for one that ZeroMQ cannot read, or that is not this machine's."""
     zmq = load_zmq()
     _attach(socket.bind, endpoint, name)
@@ -157,7 +157,7 @@ def bind(socket: Any, endpoint: str, name: str) -> str:
     return last.rstrip(b"\0").decode()
 
 
-def connect(socket: Any, endpoint: str, name: str) -> None:
+def connect_socket(socket: Any, endpoint: str, name: str) -> None:
     _attach(socket.connect, endpoint, name)
 
 
@@ -168,7 +168,7 @@ def _attach(attach: Any, endpoint: str, name: str) -> None:
     except zmq.ZMQError as error:
         if error.errno in (errno.EADDRNOTAVAIL, errno.ENODEV):
             raise ValueError(
-                f"{name} is {endpoint!r}, which is no address of this machine ({error}); a subscriber that binds is named by connect_to"
+                f"{name} is {endpoint!r}, which is no address of this machine ({error}); a subscriber that binds is named by connect"
             ) from error
         if error.errno in (errno.EINVAL, errno.EPROTONOSUPPORT, zmq.ENOCOMPATPROTO):
             raise ValueError(f"{name} is {endpoint!r}, which ZeroMQ refuses: {error}; it is an address such as {_EXAMPLE}") from error

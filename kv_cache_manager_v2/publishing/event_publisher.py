@@ -36,7 +36,9 @@ from ..base.missing_package import missing_package
 from ..base.package_log import PackageLog
 from ..events.event_manager import KVCacheEventManager
 from .consumer_answers import MAX_BATCHES_UNREAD, ConsumerAnswers
-from .event_endpoints import ConsumerKeys, bind, connect, is_of_this_machine, load_zmq, offset_port, open_socket, to_consumer_keys
+from .event_endpoints import (
+    ConsumerKeys, bind_socket, connect_socket, is_of_this_machine, load_zmq, offset_port, open_socket, to_consumer_keys,
+)  # fmt: skip
 from .shared_copies import SharedBlocks, SharedChange, SharedCopies
 from .snapshot_answer import SNAPSHOT, SNAPSHOT_REQUESTS, write_header
 from .wire_event import BlockStored, WireEvent
@@ -120,14 +122,14 @@ class KVCacheEventPublisher(Handle):
     """Publishes events from its creation until `close`; a context manager. No other code may drain the event manager meanwhile: what it
     drains is not published.
 
-    Made by the thread that calls the manager, whose changes so far are flushed. ``endpoint``, ``replay_endpoint``,
-    ``snapshot_endpoint``: addresses to bind, or None; events carry tokens, and this machine alone reaches the default. ``connect_to``:
-    of a subscriber that binds; events go there, too. TCP ports are offset by ``data_parallel_rank``. ``curve``: the secret key of
-    ZeroMQ's CURVE (40 characters), with ``curve_consumers``, the public keys of the consumers that may connect; traffic is encrypted.
-    ``heartbeat_seconds``: of silence, after which a batch without events is published; None: never. ``topic``: llm-d wants
-    ``kv@<pod>@<model>``. ``dialect``: "map", or "array" for consumers of vLLM up to 0.23. ``first_sequence``: a number, or "epoch" for
-    microseconds since 1970, so that numbers grow over restarts. ``buffer_batches``: batches kept for replays. ``lora_names``: by LoRA id.
-    ``linger_ms``: how long `close` waits for slow consumers.
+    Made by the thread that calls the manager, whose changes so far are flushed. ``bind``, ``replay_endpoint``, ``snapshot_endpoint``:
+    addresses to bind, or None; events carry tokens, and this machine alone reaches the default. ``connect``: of a subscriber that
+    binds; events go there, too. ``endpoint``: the former name of ``bind``, in whose place it is taken. TCP ports are offset by
+    ``data_parallel_rank``. ``curve``: the secret key of ZeroMQ's CURVE (40 characters), with ``curve_consumers``, the public keys of
+    the consumers that may connect; traffic is encrypted. ``heartbeat_seconds``: of silence, after which a batch without events is
+    published; None: never. ``topic``: llm-d wants ``kv@<pod>@<model>``. ``dialect``: "map", or "array" for consumers of vLLM up to
+    0.23. ``first_sequence``: a number, or "epoch" for microseconds since 1970, so that numbers grow over restarts. ``buffer_batches``:
+    batches kept for replays. ``lora_names``: by LoRA id. ``linger_ms``: how long `close` waits for slow consumers.
 
     `ImportError` without pyzmq or msgspec; `LogicError` unless the event manager has been given to a manager, is on, and has no other
     publisher that is open.
@@ -175,10 +177,11 @@ class KVCacheEventPublisher(Handle):
         self,
         event_manager: Given[KVCacheEventManager],
         *,
-        endpoint: Given[str | None] = "tcp://127.0.0.1:5557",
+        bind: Given[str | None] = "tcp://127.0.0.1:5557",
         replay_endpoint: Given[str | None] = None,
         snapshot_endpoint: Given[str | None] = None,
-        connect_to: Given[str | None] = None,
+        connect: Given[str | None] = None,
+        endpoint: Given[str | None] = None,
         curve: Given[str | None] = None,
         curve_consumers: Sequence[str] = (),
         heartbeat_seconds: SupportsFloat | None = 1.0,
@@ -205,12 +208,12 @@ class KVCacheEventPublisher(Handle):
         endpoints = [
             None if given is None else offset_port(to_text(given, name), rank, name)
             for name, given in (
-                ("endpoint", endpoint), ("replay_endpoint", replay_endpoint), ("snapshot_endpoint", snapshot_endpoint),
-                ("connect_to", connect_to),
+                ("bind", bind), ("connect", connect), ("replay_endpoint", replay_endpoint), ("snapshot_endpoint", snapshot_endpoint),
+                ("endpoint", endpoint),
             )
         ]  # fmt: skip
-        if endpoints[0] is None and endpoints[3] is None:
-            raise ValueError("endpoint and connect_to are None; give an address to bind, or one of a subscriber that binds")
+        if endpoints[0] is None and endpoints[1] is None:
+            raise ValueError("bind and connect are None; give an address to bind, or one of a subscriber that binds")
         heartbeat = _to_heartbeat(heartbeat_seconds)
         encoded_topic = _to_topic(topic)
         named_dialect = to_text(dialect, "dialect")
@@ -249,9 +252,9 @@ class KVCacheEventPublisher(Handle):
         self._publisher_id = uuid.uuid4().hex
         self._heartbeat = heartbeat
         self._last_sent = 0.0
-        self._endpoint = endpoints[0]
-        self._replay_endpoint = endpoints[1]
-        self._snapshot_endpoint = endpoints[2]
+        self._endpoint = endpoints[4] or endpoints[0]
+        self._replay_endpoint = endpoints[2]
+        self._snapshot_endpoint = endpoints[3]
         shared = events._begin_publishing(SharedCopies(len(events.cache_tiers), events.hash_algo))
         assert isinstance(shared, SharedCopies)
         self._shared = shared
@@ -260,7 +263,7 @@ class KVCacheEventPublisher(Handle):
         try:
             shared.begin()
             events.flush_iteration_events()
-            self._open(most_waiting, endpoints[3])
+            self._open(most_waiting, endpoints[1], "bind" if endpoint is None else "endpoint")
             thread = threading.Thread(target=self._run, name="kv-event-publisher", daemon=True)
             self._sender = thread
             thread.start()
@@ -282,7 +285,7 @@ class KVCacheEventPublisher(Handle):
         self._shared.is_followed = False
         self._event_manager._end_publishing()
 
-    def _open(self, high_water_mark: int, connect_to: str | None) -> None:
+    def _open(self, high_water_mark: int, connect: str | None, name: str) -> None:
         zmq = load_zmq()
         self._context = zmq.Context()
         keys = self._keys
@@ -291,27 +294,27 @@ class KVCacheEventPublisher(Handle):
         self._socket = open_socket(self._context, zmq.PUB, keys)
         self._socket.sndhwm = high_water_mark
         if self._endpoint is not None:
-            self._endpoint = bind(self._socket, self._endpoint, "endpoint")
-        if connect_to is not None:
-            connect(self._socket, connect_to, "connect_to")
+            self._endpoint = bind_socket(self._socket, self._endpoint, name)
+        if connect is not None:
+            connect_socket(self._socket, connect, "connect")
         if self._replay_endpoint is not None:
             self._replay_socket = open_socket(self._context, zmq.ROUTER, keys)
             self._replay_endpoint = self._open_answers(self._replay_socket, self._replay_endpoint, "replay_endpoint")
         if self._snapshot_endpoint is not None:
             self._snapshot_socket = open_socket(self._context, zmq.ROUTER, keys)
             self._snapshot_endpoint = self._open_answers(self._snapshot_socket, self._snapshot_endpoint, "snapshot_endpoint")
-        self._log_who_reaches(connect_to)
+        self._log_who_reaches(connect)
 
     def _open_answers(self, socket: Any, endpoint: str, name: str) -> str:
         socket.sndhwm = MAX_BATCHES_UNREAD
         socket.router_mandatory = True  # so that a full queue is told, and no message is lost
-        address = bind(socket, endpoint, name)
+        address = bind_socket(socket, endpoint, name)
         self._answers.append(ConsumerAnswers(socket, address))
         return address
 
-    def _log_who_reaches(self, connect_to: str | None) -> None:
+    def _log_who_reaches(self, connect: str | None) -> None:
         bound = [place for place in (self._endpoint, self._replay_endpoint, self._snapshot_endpoint) if place is not None]
-        far = [place for place in [*bound, connect_to] if place is not None and not is_of_this_machine(place)]
+        far = [place for place in [*bound, connect] if place is not None and not is_of_this_machine(place)]
         if self._keys is not None:
             _logger.inform("KV events at %s are for the keys of curve_consumers alone", ", ".join(bound))
         elif len(far) > 0:

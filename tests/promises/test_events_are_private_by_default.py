@@ -84,12 +84,12 @@ def test_an_address_is_bound_and_a_subscriber_that_binds_is_connected_to(manager
     port = bound.bind_to_random_port("tcp://127.0.0.1")
     connected = context.socket(zmq.SUB)
     connected.setsockopt(zmq.SUBSCRIBE, b"")
-    with publish(manager, endpoint=ANY_PORT, connect_to=f"tcp://127.0.0.1:{port}") as publisher:
+    with publish(manager, bind=ANY_PORT, connect=f"tcp://127.0.0.1:{port}") as publisher:
         connected.connect(publisher.endpoint)
         assert bound.poll(60_000) and connected.poll(60_000)
         serve(manager, range(4))
         assert first_tokens(bound) == first_tokens(connected) == [0, 1, 2, 3]
-    with publish(manager, endpoint=None, connect_to=f"tcp://127.0.0.1:{port}") as publisher:
+    with publish(manager, bind=None, connect=f"tcp://127.0.0.1:{port}") as publisher:
         assert publisher.endpoint is None and bound.poll(60_000)
     context.destroy(linger=0)
 
@@ -97,9 +97,9 @@ def test_an_address_is_bound_and_a_subscriber_that_binds_is_connected_to(manager
 def test_wrong_addresses_and_keys_are_refused_by_name(manager: Any) -> None:
     public, secret = (key.decode() for key in zmq.curve_keypair())
     for wrong, field in (
-        ({"endpoint": None}, "endpoint and connect_to"),
-        ({"endpoint": "tcp://192.0.2.1:5557"}, "connect_to"),  # of no machine: reserved for documents
-        ({"connect_to": "nowhere"}, "connect_to"),
+        ({"bind": None}, "bind and connect"),
+        ({"bind": "tcp://192.0.2.1:5557"}, "connect"),  # of no machine: reserved for documents
+        ({"connect": "nowhere"}, "connect"),
         ({"endpoint": ANY_PORT, "curve": secret}, "curve_consumers is empty"),
         ({"endpoint": ANY_PORT, "curve_consumers": [public]}, "curve is None"),
         ({"endpoint": ANY_PORT, "curve": secret[:-1], "curve_consumers": [public]}, "curve is 39 characters"),
