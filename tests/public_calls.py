@@ -62,7 +62,7 @@ from kv_cache_manager_v2 import (
     load_config,
     plan_capacity,
 )
-from kv_cache_manager_v2.testing import FakeEngine, SimulatedDevice, Step, read_batch
+from kv_cache_manager_v2.testing import FakeEngine, SimulatedDevice, Step
 
 BLOCK = 4
 T = TypeVar("T")
@@ -584,7 +584,6 @@ CALLS: dict[str, Callable[[World], Example]] = {
     ),
     "default_device": lambda w: (default_device, {"driver": None, "gpu_folder": str(Path(__file__).parent)}),
     # -- testing ------------------------------------------------------------------------------------------------------
-    "read_batch": lambda w: (read_batch, {"payload": _payload()}),
     "HostDevice": lambda w: (
         HostDevice,
         {"granularity_bytes": 4096, "files": None, "num_disk_threads": 2, "clock": None, "calls_wait_for_disk": True},
@@ -623,12 +622,6 @@ def _registry() -> Any:
 
 def _block_hash() -> BlockHash:
     return compute_block_hashes([1, 2, 3, 4], 4)[0]
-
-
-def _payload() -> bytes:
-    msgspec = __import__("msgspec")
-    payload: bytes = msgspec.msgpack.encode([0.0, [["AllBlocksCleared"]], None])
-    return payload
 
 
 _RESULT = "made by the library, and given to the user"

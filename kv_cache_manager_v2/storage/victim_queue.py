@@ -23,7 +23,7 @@ NUM_PRIORITIES: Final = 101
 NO_VICTIM: Final = -1
 
 
-@mypyc_attr(native_class=True)
+@mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
 class VictimQueue(metaclass=ABCMeta):
     __slots__ = ("num_pages",)
 
