@@ -129,11 +129,7 @@ def _publish_tail(state: SequenceState, is_closing: bool) -> None:
     if not may_publish_partial(state, key):
         return
     published = tree.find_child(parent, key)
-    if published is not None and not is_closing and state.capacity > state.num_committed:
-        # Our pages may hold tokens that are written and not committed: none may be released for a published one.
-        if _share_a_life_cycle(state, private, published):
-            return
-    if published is not None and _would_replace_a_held_page(state, private, published):
+    if published is not None and not _may_go_over(state, private, published, is_closing):
         return
     mark = _mark_of(state)
     state.shared.guard.begin_change()
@@ -149,30 +145,20 @@ def _publish_tail(state: SequenceState, is_closing: bool) -> None:
     state.shared.guard.end_change()
 
 
-def _share_a_life_cycle(state: SequenceState, private: Block, published: Block) -> bool:
-    """Whether some life cycle has a page in both blocks."""
+def _may_go_over(state: SequenceState, private: Block, published: Block, is_closing: bool) -> bool:
+    """Whether the published partial block can stand for ours. A full block's pages are equal whichever sequence wrote them; in those of
+    a partial one its publisher may have tokens of its own behind the published ones, which no other page has."""
     rows = state.shared.storage.rows
-    for life_cycle in range(state.shared.num_life_cycles):
-        if rows.has_page(private.first_page + life_cycle) and rows.has_page(published.first_page + life_cycle):
-            return True
-    return False
-
-
-def _would_replace_a_held_page(state: SequenceState, private: Block, published: Block) -> bool:
-    """Whether a page of the published partial block waits on a lower level for its holder.
-
-    A full block's pages are equal whichever sequence wrote them. In those of a partial one its publisher may have tokens of its own behind
-    the published ones, which no other page has.
-    """
-    if state.timeline == NO_TIMELINE:
-        return False
-    rows = state.shared.storage.rows
+    # Ours may hold tokens that are written and not committed.
+    needs_ours = not is_closing and state.capacity > state.num_committed
     for life_cycle in range(state.shared.num_life_cycles):
         theirs = published.first_page + life_cycle
         if rows.has_page(private.first_page + life_cycle) and rows.has_page(theirs):
-            if rows.level(theirs) > GPU_LEVEL and rows.num_holds(theirs) > 0:
-                return True
-    return False
+            # One that waits on a lower level for its holder would be replaced by ours.
+            waits = state.timeline != NO_TIMELINE and rows.level(theirs) > GPU_LEVEL and rows.num_holds(theirs) > 0
+            if needs_ours or waits:
+                return False
+    return True
 
 
 def _mark_of(state: SequenceState) -> i64:

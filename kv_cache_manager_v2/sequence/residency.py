@@ -423,7 +423,22 @@ def suspend(state: SequenceState) -> None:
 
 
 def close(state: SequenceState) -> None:
-    """Release everything; the caller has published the partial last block if the sequence was still committing."""
+    """Release everything; the caller has published the partial last block if the sequence was still committing.
+
+        what goes, in this order           and why not later
+        pages on their way have arrived    nothing may write into a slot that is free
+        places as a reader of blocks       the writer's commit would publish for it
+        further beams                      they share blocks with beam 0, which tells of the request last
+        twins                              the published pages are what is released
+        scratch slots
+        the last state, as a snapshot      it is published below the path's end, which is pinned until the end
+        copies of what is published        a page is copied while it is held
+        state, the matched snapshot
+        pages, the last block first        policies hear before whose they were, and that it was one request
+        the tail's digests, the family     blocks count no owner any more
+        the pin on the path's end          nothing of the sequence is in the tree any more
+        the stream                         marks on it were made until now
+    """
     shared = state.shared
     shared.guard.begin_change()
     if len(state.arrivals) > 0:
@@ -440,21 +455,7 @@ def close(state: SequenceState) -> None:
     if shared.early_copies is not None:
         offload_published(state, 0)
     free_state(state, mark)
-    _describe_request(state)
-    goes_by_runs = state.timeline != NO_TIMELINE and state.scratch.num_blocks == 0
-    ordinal = state.num_blocks - 1
-    while ordinal >= (state.num_published if goes_by_runs else 0):
-        for life_cycle in range(shared.num_life_cycles):
-            if state.holds_page(life_cycle, ordinal):
-                release_page(state, life_cycle, ordinal, mark)
-        if ordinal >= state.num_published:
-            release_block(state, ordinal)
-        ordinal -= 1
-    if goes_by_runs:
-        release_published(state, mark)
-    shared.storage.learning.request.end()
-    if shared.retention.num_expected > 0:
-        shared.retention.end_expected()
+    _release_blocks(state, mark)
     if tree.has_digests and state.tail.count > 0:
         tree.digests.release(state.tail.packed())
     leave_family(state)
@@ -474,6 +475,29 @@ def close(state: SequenceState) -> None:
     if shared.early_copies is not None:
         shared.early_copies.offload_if_idle()
     shared.guard.end_change()
+
+
+def _release_blocks(state: SequenceState, mark: i64) -> None:
+    """All blocks and their pages, the last one first; the learned policies are told that these were one request's."""
+    shared = state.shared
+    _describe_request(state)
+    goes_by_runs = state.timeline != NO_TIMELINE and state.scratch.num_blocks == 0
+    first: i64 = 0
+    if goes_by_runs:
+        first = state.num_published
+    ordinal = state.num_blocks - 1
+    while ordinal >= first:
+        for life_cycle in range(shared.num_life_cycles):
+            if state.holds_page(life_cycle, ordinal):
+                release_page(state, life_cycle, ordinal, mark)
+        if ordinal >= state.num_published:
+            release_block(state, ordinal)
+        ordinal -= 1
+    if goes_by_runs:
+        release_published(state, mark)
+    shared.storage.learning.request.end()
+    if shared.retention.num_expected > 0:
+        shared.retention.end_expected()
 
 
 def _describe_request(state: SequenceState) -> None:

@@ -550,10 +550,9 @@ CANARIES = (
     Canary(
         "a part of a block, published again, takes the place of a held page",
         "sequence/commit.py",
-        "_publish_tail",
-        "if published is not None and _would_replace_a_held_page(state, private, published):\n"
-        "    return",
-        "pass",
+        "_may_go_over",
+        "needs_ours or waits",
+        "needs_ours",
         first_seed=5374,
     ),
     # -- batches, plans, policies, early writing ------------------------------------------------------------------------
