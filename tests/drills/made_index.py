@@ -28,6 +28,7 @@ def make_index(folder: Path, num_blocks: int) -> KVCacheManagerConfig:
     for old in [*path.glob("log-*"), *path.glob("snapshot-*")]:
         old.unlink()
     checksum = hash_bytes(bytes(SLOT_BYTES))
+    (path / "log-1").touch(mode=0o600)
     with open(path / "log-1", "wb") as file:
         file.write(MAGIC)
         records = [encode_root(1, None, None)]

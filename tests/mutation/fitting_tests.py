@@ -12,7 +12,7 @@ _PROMISES = {
     ),
     "reuse": (
         "prefixes_are coverage equal_blocks misses_have published_ends scopes_can recurrent_state_is_reused tokens_in eviction_pol "
-        "events_say retention statistics_add caches_outlive one_step failing_tiers evicted_prefixes memory_goes"
+        "events_say retention statistics_add caches_outlive one_step failing_tiers evicted_prefixes"
     ),
     "sequence": (
         "a_batch batches_never beams decode_batches forks indices_stay input_is leased one_step prefill recurrent refusals_change "

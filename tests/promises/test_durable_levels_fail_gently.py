@@ -151,7 +151,7 @@ def _lose_part(folder: Path) -> None:
 
 def _begin_anew(folder: Path) -> None:
     shutil.rmtree(folder)
-    folder.mkdir()
+    folder.mkdir(mode=0o700)
     other = durable_config(str(folder.parent / "aside"), more_paths=[str(folder.parent)])
     (folder.parent / "aside").mkdir()
     Process(other).end()

@@ -82,7 +82,7 @@ STORY = textwrap.dedent(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and RLIMIT_AS")
 @pytest.mark.parametrize("call", ["shrink", "grow", "shrink below", "adjust"])
-@pytest.mark.parametrize("policy", ["learned", "arc"])
+@pytest.mark.parametrize("policy", ["learned", "lru"])
 def test_a_level_keeps_its_size_where_memory_ends(policy: str, call: str) -> None:
     run = subprocess.run([sys.executable, "-P", "-c", STORY, policy, call], env=dict(os.environ), capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-3000:]

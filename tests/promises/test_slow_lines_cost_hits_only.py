@@ -247,7 +247,7 @@ def test_servers_are_added_and_taken_while_prompts_run(servers: list[FakeServer]
         before = len(servers[0].commands)
         for text in texts:
             rank.run(text)
-        rank.drain()
+            rank.drain()  # what has no staging slot is not stored
         rank.forget()
         assert [rank.run(text) for text in texts] == [1200] * len(texts)
         assert len(servers[0].commands) == before, "it was taken away, and is not asked"

@@ -545,7 +545,7 @@ CANARIES = (
         "_rebase",
         "shared.leases.record_moved(ours, theirs, life_cycle)",
         "pass",
-        first_seed=80,
+        first_seed=460,
     ),
     Canary(
         "a part of a block, published again, takes the place of a held page",

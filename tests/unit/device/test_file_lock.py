@@ -15,7 +15,7 @@ from kv_cache_manager_v2.device.read_only_files import ReadOnlyFiles
 def test_closing_unlocks_what_others_still_have_open(tmp_path: Path, port: Callable[[], FilePort]) -> None:
     """As where a child was forked by C code, which Python hears nothing of."""
     path = tmp_path / "lock"
-    path.touch()
+    path.touch(mode=0o600)
     files = port()
     lock = files.lock(str(path))
     copy = os.dup(lock)
@@ -35,7 +35,7 @@ def test_closing_unlocks_what_others_still_have_open(tmp_path: Path, port: Calla
 def test_closing_in_a_child_unlocks_nothing_of_the_parents(tmp_path: Path, port: Callable[[], FilePort]) -> None:
     """Neither by the number that the parent has given it, nor by closing another file of that number."""
     path = tmp_path / "lock"
-    path.touch()
+    path.touch(mode=0o600)
     files = port()
     lock = files.lock(str(path))
     child = os.fork()

@@ -41,7 +41,7 @@ def test_room_ends_with_the_unit() -> None:
 def open_striped(tmp_path: Path, num_folders: int) -> tuple[StripedFiles, int]:
     folders = [str(tmp_path / str(number)) for number in range(num_folders)]
     for folder in folders:
-        os.makedirs(folder, exist_ok=True)
+        os.makedirs(folder, mode=0o700, exist_ok=True)
     files = StripedFiles(OsFiles(), Stripe(folders, UNIT))
     return files, files.open_named(f"{folders[0]}/data", False)
 
@@ -80,4 +80,4 @@ def test_a_folder_that_is_gone_is_named(tmp_path: Path) -> None:
     stripe = Stripe([str(tmp_path), f"{tmp_path}/gone"], UNIT)
     with pytest.raises(OSError) as caught:
         StripedFiles(OsFiles(), stripe).open_named(f"{tmp_path}/data", False)
-    assert caught.value.errno == errno.ENOENT and caught.value.filename == f"{tmp_path}/gone/data"
+    assert caught.value.errno == errno.ENOENT and caught.value.filename == f"{tmp_path}/gone"

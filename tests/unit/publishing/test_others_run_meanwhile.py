@@ -57,5 +57,5 @@ def test_writing_pauses_at_each_event(manager: Any, dialect: str) -> None:
     translator = WireTranslator(4, events.cache_tiers, events.layer_group_kinds, {})
     said = translator.translate(events.get_latest_events()) * 20
     writer = WireWriter(Packer(), dialect, False)
-    writer.write_batch(0.0, said, None)
+    writer.write_batch(0.0, said, 0)
     assert writer._turns.num_asked == len(said) == 20

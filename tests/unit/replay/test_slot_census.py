@@ -126,7 +126,7 @@ def test_scratch_needs_fewer_slots_and_reads_no_wrong_byte(model: str, capsys: p
     peaks: list[int] = []
     for extra in ([], ["--scratch"]):
         arguments = ["replay", "--limit", "8", "--model", model, "--verify", "--device", "host", "--json", "-"]
-        assert main([*arguments, "--workload", "shared-prompt", *extra]) == 0
+        assert main([*arguments, "--workload", "retrieval", *extra]) == 0
         values = json.loads(capsys.readouterr().out)
         assert values["mismatches"] == 0
         assert values["scratch"] is bool(extra)
