@@ -153,10 +153,12 @@ def _may_go_over(state: SequenceState, private: Block, published: Block, is_clos
     needs_ours = not is_closing and state.capacity > state.num_committed
     for life_cycle in range(state.shared.num_life_cycles):
         theirs = published.first_page + life_cycle
-        if rows.has_page(private.first_page + life_cycle) and rows.has_page(theirs):
+        if rows.has_page(theirs):
+            is_ours = rows.has_page(private.first_page + life_cycle)
             # One that waits on a lower level for its holder would be replaced by ours.
             waits = state.timeline != NO_TIMELINE and rows.level(theirs) > GPU_LEVEL and rows.num_holds(theirs) > 0
-            if needs_ours or waits:
+            # With a snapshot the tail could not be taken back to be written, and there may be no slot for a copy.
+            if (is_ours and (needs_ours or waits)) or not (is_ours or is_closing):
                 return False
     return True
 

@@ -376,8 +376,9 @@ class ReferenceModel(ReferenceRoom):
         """Whether the partial last block need not be published: its tokens can be matched without it.
 
         Either a longer published block has these tokens and a page for each of its pages; or one with exactly these tokens is
-        published, and ours may hold uncommitted tokens and must not be replaced by it, or its own page is on a lower level and may
-        be held by a sequence with such tokens in it; or forks have that block too, and will publish it when they end; or another
+        published, and ours may hold uncommitted tokens and must not be replaced by it, or it has a snapshot, with which it could not
+        be taken back where there is no slot for a copy, or its own page is on a lower level and may be held by a sequence with such
+        tokens in it; or forks have that block too, and will publish it when they end; or another
         machine has it, and may yet write behind these tokens.
         """
         ordinal = len(sequence.path)
@@ -390,7 +391,7 @@ class ReferenceModel(ReferenceRoom):
             present = [group for group in range(len(self.rules)) if (sibling, group) in self.statuses]
             if tokens == tail and len(present) > 0 and sequence.capacity > len(sequence.committed):
                 return True
-            if tokens == tail and any([self.statuses[sibling, group] == "held" for group in present]):
+            if tokens == tail and any([group not in groups or self.statuses[sibling, group] == "held" for group in present]):
                 return True
             if len(tokens) > len(tail) and tokens[: len(tail)] == tail and all([group in present for group in groups]):
                 return True
