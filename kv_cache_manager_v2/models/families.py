@@ -20,16 +20,18 @@ _ALL_FULL: Final = (
     "granitemoe", "granitemoeshared", "grok-1", "helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "internlm", "internlm2", "internlm3",
     "llama",
     "minicpm", "minimax_m2", "mpt", "nanochat", "nemotron", "olmo", "olmo2", "olmoe", "openelm", "opt", "orion", "persimmon", "phi",
-    "qwen", "qwen3_moe", "RefinedWeb", "RefinedWebModel", "seed_oss", "solar", "stablelm", "xverse", "yi",
+    "qwen", "qwen3_moe", "RefinedWeb", "RefinedWebModel", "seed_oss", "solar", "solar_open", "stablelm", "xverse", "yi",
 )  # fmt: skip
 _LATENT: Final = (
     "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "kimi_k2", "longcat_flash", "minicpm3", "mistral4",
+    "youtu",
 )  # fmt: skip
 _OTHERS: Final[dict[str, tuple[str, str]]] = {
     # Windows.
     "mistral": ("window", ""), "mixtral": ("window", ""), "ministral": ("window", ""), "ministral3": ("window", ""), "phi3": ("window", ""),
     "phimoe": ("window", ""), "starcoder2": ("window", ""), "qwen2": ("upper window", ""), "qwen2_moe": ("upper window", ""),
-    "qwen3": ("upper window", ""), "smollm3": ("upper window", ""), "gemma2": ("every 2", ""), "gpt_oss": ("every 2", ""),
+    "qwen3": ("upper window", ""), "mimo": ("upper window", ""),
+    "smollm3": ("upper window", ""), "gemma2": ("every 2", ""), "gpt_oss": ("every 2", ""),
     "gemma3_text": ("every 6", ""), "gemma3n_text": ("every 5", ""), "gemma4_text": ("every 6", ""), "cohere2": ("every 4", ""),
     "cohere2_moe": ("every 4", ""), "exaone4": ("every 4", ""), "exaone_moe": ("every 4", ""), "olmo3": ("every 4", ""),
     "mimo_v2": ("pattern", ""), "mimo_v2_flash": ("pattern", ""), "llama4_text": ("chunks", ""),
@@ -50,6 +52,7 @@ _SAME: Final = {
     "qwen3_5_moe": "qwen3_5_moe_text", "qwen2_vl": "qwen2", "qwen2_vl_text": "qwen2", "qwen2_5_vl": "qwen2", "qwen2_5_vl_text": "qwen2",
     "qwen3_vl": "qwen3", "qwen3_vl_text": "qwen3", "qwen3_vl_moe": "qwen3_moe", "qwen3_vl_moe_text": "qwen3_moe", "llava": "llama",
     "llava_next": "llama", "mistral3": "mistral", "glm4v_text": "glm4", "glm4v_moe_text": "glm4_moe", "kimi_k25": "kimi_k2",
+    "qwen3_omni_moe": "qwen3_moe", "qwen3_omni_moe_text": "qwen3_moe", "qwen3_omni_moe_thinker": "qwen3_moe",
     "deepseek_vl_v2": "deepseek_v2", "internvl_chat": "llama",
 }  # fmt: skip
 _ADVICE: Final = {
@@ -78,6 +81,18 @@ _DEFAULTS: Final[dict[str, dict[str, Any]]] = {
         "attention_chunk_size": 8192},
     "cohere2": {"sliding_window": 4096},
 }  # fmt: skip
+_LAYER_COUNTS: Final = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "num_transformer_layers")
+_HEADS: Final = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+_NOT_PLAIN: Final = (
+    "lora_rank", "compress", "index", "latent", "state", "ssm", "mamba", "conv", "linear_", "recurrent", "rwkv", "delta", "cross_attention",
+    "sparse", "lightning", "hybrid", "block_configs", "kv_shared", "attn_type", "chunk", "mla", "cla_", "engram", "global_head_dim", "swa_",
+    "num_attention_groups", "attention_other", "gla_", "kda",
+)  # fmt: skip
+"""In names of fields: of compression, indexing, latents and states, and of layers with other heads."""
+_PLAIN: Final = (
+    "layer_types", "decoder_sparse_step", "pad_token_index", "image_token_index", "conv_kernel_size", "mlp_layer_types", "use_index_cache",
+    "first_k_dense_replace", "sparse_step",
+)  # fmt: skip
 _NESTED: Final = ("text_config", "llm_config", "language_config", "thinker_config")
 
 
@@ -86,8 +101,9 @@ def known_families() -> list[str]:
     return sorted({*_ALL_FULL, *_LATENT, *_OTHERS, *_SAME})
 
 
-def select_fields(values: dict[str, Any], family: str | None) -> ModelFields:
-    """The language model's fields, wherever they are nested. ``family``: read it as one of these, whatever `model_type` says."""
+def select_fields(values: dict[str, Any], family: str | None) -> tuple[ModelFields, list[str]]:
+    """The language model's fields, wherever they are nested, and what a report must say of them. ``family``: read it as one of these,
+    whatever `model_type` says."""
     outer = values.get("model_type")
     found = values
     for _depth in range(len(_NESTED)):
@@ -106,19 +122,36 @@ def select_fields(values: dict[str, Any], family: str | None) -> ModelFields:
     same = _SAME.get(name, name)
     if found.get("is_encoder_decoder") is True:
         raise ModelConfigError(f"{name}: is_encoder_decoder is true; only decoders are placed")
-    if same not in _ALL_FULL and same not in _LATENT and same not in _OTHERS:
-        advice = _ADVICE.get(same)
-        reason = "is not a family that can be placed" if advice is None else f"cannot be placed: {advice}"
+    fields = ModelFields(name, {**_DEFAULTS.get(same, {}), **{key: value for key, value in found.items() if value is not None}})
+    if same in _ALL_FULL or same in _LATENT or same in _OTHERS:
+        return fields, []
+    if family is not None:
+        raise ModelConfigError(f"there is no family {family!r}; nearest: {', '.join(_nearest(family, found))}")
+    reason = _ADVICE.get(same) or _why_not_plain(fields)
+    if reason is not None:
         raise ModelConfigError(
-            f"model_type {name!r} {reason}. Nearest: {', '.join(_nearest(name, found))}; --family NAME (family=) reads it as one of them"
+            f"model_type {name!r} cannot be placed: {reason}. If its cache is that of a known family, --family NAME (family=) reads it as "
+            f"that one"
         )
-    return ModelFields(name, {**_DEFAULTS.get(same, {}), **{key: value for key, value in found.items() if value is not None}})
+    return fields, [f"family {name!r} is not known: placed by its fields, as plain heads"]
+
+
+def _why_not_plain(fields: ModelFields) -> str | None:
+    """Why a family that is not known may store something else than the keys and values of its heads; None: it has plain heads."""
+    for name, value in fields.values.items():
+        if value not in (False, 0, "", []) and any([mark in name for mark in _NOT_PLAIN]) and name not in _PLAIN:
+            return f"the family is not known, and its field {name} may mean that layers store something else than keys and values"
+    if not any([fields.has(heads) for heads in _HEADS]):
+        return f"the family is not known, and it has no field {' or '.join(_HEADS)}"
+    if fields.has("sliding_window") and fields.flag("use_sliding_window", True) and not fields.has("layer_types"):
+        return "the family is not known, and there is no field layer_types to say which layers have its sliding_window"
+    return None
 
 
 def add_layers(fields: ModelFields, maker: LayerMaker) -> int:
     """Add all layers that store something; returns the number of all layers."""
     name = _SAME.get(fields.family, fields.family)
-    num_layers = fields.count("num_hidden_layers", "n_layer", "num_layers", "n_layers", "num_transformer_layers")
+    num_layers = _count_layers(fields)
     if num_layers > _MAX_LAYERS:
         raise fields.fail(f"num_hidden_layers is {num_layers}; at most {_MAX_LAYERS}")
     if name in _LATENT:
@@ -127,7 +160,7 @@ def add_layers(fields: ModelFields, maker: LayerMaker) -> int:
     if fields.has("compress_ratios") or fields.has("cross_attention_layers"):
         field = "compress_ratios" if fields.has("compress_ratios") else "cross_attention_layers"
         raise fields.fail(f"{field} cannot be placed: such layers store no page of each token", 0)
-    rule, states = ("full", "") if name in _ALL_FULL else _OTHERS[name]
+    rule, states = _OTHERS.get(name, ("full", ""))
     if rule == "blocks":
         _add_blocks(fields, maker, num_layers)
         return num_layers
@@ -148,6 +181,13 @@ def add_layers(fields: ModelFields, maker: LayerMaker) -> int:
 
 
 _MAX_LAYERS: Final = 10_000
+
+
+def _count_layers(fields: ModelFields) -> int:
+    listed = fields.items("layers_block_type") or fields.items("layer_types")
+    if listed is not None and not any([fields.has(name) for name in _LAYER_COUNTS]):
+        return len(listed)
+    return fields.count(*_LAYER_COUNTS)
 
 
 def _add_heads(fields: ModelFields, maker: LayerMaker, layer_id: int, kind: str, num_layers: int) -> None:
@@ -224,7 +264,7 @@ def _num_kv_heads(fields: ModelFields, layer_id: int, num_layers: int) -> int:
 
 
 def _num_heads(fields: ModelFields) -> int:
-    return fields.count("num_attention_heads", "n_head", "n_heads", "num_heads")
+    return fields.count(*_HEADS)
 
 
 def _head_dim(fields: ModelFields) -> int:

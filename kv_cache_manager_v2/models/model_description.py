@@ -17,12 +17,14 @@ from ..base.value import Value
 from ..config.cache_tier_config import CacheTierConfig
 from ..config.layer_config import AttentionLayerConfig, BufferConfig, LayerConfig, SsmLayerConfig
 from ..config.manager_config import MAX_TOKENS_PER_BLOCK, KVCacheManagerConfig
+from .declared_dtype import find_declared_dtype
 from .families import add_layers, select_fields
 from .layer_maker import DTYPES, LayerMaker
 from .model_fields import ModelConfigError, shown
 from .not_json import describe_no_json
 
 CONFIG_NAME: Final = "config.json"
+AUTO: Final = "auto"
 _MAX_RANKS: Final = 1 << 20
 
 
@@ -31,21 +33,29 @@ _MAX_RANKS: Final = 1 << 20
 class ModelDescription(Value):
     """The layers of one pipeline stage, as `KVCacheManagerConfig` takes them, with blocks of one token."""
 
-    __slots__ = ("family", "layers", "stage", "num_stages")
+    __slots__ = ("family", "layers", "stage", "num_stages", "dtype", "notes")
 
     family: Final[str]
     layers: Final[tuple[LayerConfig, ...]]
     stage: Final[int]
     num_stages: Final[int]
+    dtype: Final[str]
+    notes: Final[tuple[str, ...]]
+    """What was taken for granted: a declared data type, a family that is not known."""
 
-    def __init__(self, family: str, layers: Sequence[LayerConfig], stage: int = 0, num_stages: int = 1) -> None:
+    def __init__(
+        self, family: str, layers: Sequence[LayerConfig], stage: int = 0, num_stages: int = 1, dtype: str = "bf16",
+        notes: Sequence[str] = (),
+    ) -> None:  # fmt: skip
         self.family = family
         self.layers = tuple(layers)
         self.stage = stage
         self.num_stages = num_stages
+        self.dtype = dtype
+        self.notes = tuple(notes)
 
     def _arguments(self) -> tuple[object, ...]:
-        return (self.family, self.layers, self.stage, self.num_stages)
+        return (self.family, self.layers, self.stage, self.num_stages, self.dtype, self.notes)
 
     def layer_configs(self, tokens_per_block: int) -> list[LayerConfig]:
         """The layers with blocks of so many tokens."""
@@ -63,14 +73,14 @@ class ModelDescription(Value):
 
 
 def read_model(
-    source: Given[str | os.PathLike[str] | Mapping[str, Any]], dtype: Given[str] = "bf16", tensor_parallel: SupportsIndex = 1,
+    source: Given[str | os.PathLike[str] | Mapping[str, Any]], dtype: Given[str] = AUTO, tensor_parallel: SupportsIndex = 1,
     pipeline_parallel: SupportsIndex = 1, pipeline_stage: SupportsIndex | None = None, family: Given[str | None] = None,
     num_sink_tokens: SupportsIndex = 0,
 ) -> ModelDescription:  # fmt: skip
     """Describe a model. `ModelConfigError`, a `ValueError`, names what cannot be placed: family, layer and field."""
     dtype = to_text(dtype, "dtype")
-    if dtype not in DTYPES:
-        raise ModelConfigError(f"dtype is {shown(dtype)}; known are {', '.join(DTYPES)}")
+    if dtype not in DTYPES and dtype != AUTO:
+        raise ModelConfigError(f"dtype is {shown(dtype)}; known are {AUTO}, {', '.join(DTYPES)}")
     ranks = _to_ranks(tensor_parallel, "tensor_parallel", 1)
     num_stages = _to_ranks(pipeline_parallel, "pipeline_parallel", 1)
     stage: int | None = None
@@ -79,7 +89,14 @@ def read_model(
         if stage >= num_stages:
             raise ModelConfigError(f"pipeline_stage is {stage}; with pipeline_parallel {num_stages} it is under that, from 0 on")
     num_sinks = _to_ranks(num_sink_tokens, "num_sink_tokens", 0)
-    fields = select_fields(_read_source(source), None if family is None else to_text(family, "family"))
+    values = _read_source(source)
+    fields, notes = select_fields(values, None if family is None else to_text(family, "family"))
+    if dtype == AUTO:
+        declared = find_declared_dtype(values, _folder_of(source))
+        dtype = "bf16"
+        if declared is not None:
+            dtype, place = declared
+            notes.append(f"keys and values are {dtype}, as the checkpoint declares ({place}); --dtype bf16 is for engines that are told so")
     maker = LayerMaker(fields, dtype, ranks, num_sinks)
     num_layers = add_layers(fields, maker)
     if len(maker.layers) == 0:
@@ -87,7 +104,7 @@ def read_model(
     maker.layers.sort(key=_layer_id)
     if num_stages > num_layers:
         raise fields.fail(f"pipeline_parallel is {num_stages}, and it has {num_layers} layers")
-    stages = _divide(fields.family, maker.layers, num_layers, num_stages)
+    stages = _divide(fields.family, maker.layers, num_layers, num_stages, dtype, notes)
     chosen = stages[stage] if stage is not None else max(stages, key=_weight)
     if len(chosen.layers) == 0:
         raise fields.fail(f"no layer of pipeline stage {chosen.stage} of {num_stages} stores anything")
@@ -96,15 +113,15 @@ def read_model(
 
 def config_from_model(
     source: Given[str | os.PathLike[str] | Mapping[str, Any]], cache_tiers: Given[Sequence[CacheTierConfig]],
-    tokens_per_block: SupportsIndex = 32, dtype: Given[str] = "bf16", tensor_parallel: SupportsIndex = 1,
+    tokens_per_block: SupportsIndex = 32, dtype: Given[str] = AUTO, tensor_parallel: SupportsIndex = 1,
     pipeline_parallel: SupportsIndex = 1,
     pipeline_stage: SupportsIndex | None = None, family: Given[str | None] = None, num_sink_tokens: SupportsIndex = 0, **options: Any,
 ) -> KVCacheManagerConfig:  # fmt: skip
     """The manager's configuration for a model, on one of its GPUs, from its Hugging Face `config.json`.
 
-    ``source`` is the file, a folder that has it, or its content. ``dtype`` is "bf16", "fp16", "fp8", "nvfp4" or "fp32";
-    ``pipeline_stage`` None
-    is the stage with the most bytes; ``family`` reads it as another `model_type`; windowed layers keep ``num_sink_tokens``, too.
+    ``source`` is the file, a folder that has it, or its content. ``dtype`` is "bf16", "fp16", "fp8", "nvfp4", "fp32", or "auto": what the
+    checkpoint declares, in `hf_quant_config.json` beside it too, else "bf16". ``pipeline_stage`` None is the stage with the most bytes;
+    ``family`` reads it as another `model_type`; windowed layers keep ``num_sink_tokens``, too.
     ``options`` are those of `KVCacheManagerConfig`. Layer ids are the model's own. A `ValueError` names what cannot be placed.
     """
     try:
@@ -113,7 +130,7 @@ def config_from_model(
         raise ModelConfigError(f"source {shown(source)}: {error}") from None
     if "model_type" not in values and family is None:
         raise ModelConfigError(f"source has no model_type, so it is no model's {CONFIG_NAME}: {shown(values)}; add it, or give family")
-    model = read_model(values, dtype, tensor_parallel, pipeline_parallel, pipeline_stage, family, num_sink_tokens)
+    model = read_model(source, dtype, tensor_parallel, pipeline_parallel, pipeline_stage, family, num_sink_tokens)
     num_tokens = to_int(tokens_per_block, "tokens_per_block")
     if not 1 <= num_tokens <= MAX_TOKENS_PER_BLOCK:
         raise ModelConfigError(f"tokens_per_block is {num_tokens}; it is from 1 to {MAX_TOKENS_PER_BLOCK}")
@@ -159,6 +176,15 @@ def _read_source(source: object) -> dict[str, Any]:
     return read_json_object(os.fspath(path))
 
 
+def _folder_of(source: object) -> str | None:
+    """Of a file or folder; None for content."""
+    if not isinstance(source, (str, os.PathLike)):
+        return None
+    any_path: Any = source
+    path = str(os.fspath(any_path))
+    return path if os.path.isdir(path) else os.path.dirname(os.path.abspath(path))
+
+
 def _to_ranks(value: object, name: str, least: int) -> int:
     count = to_int(value, name)
     if not least <= count <= _MAX_RANKS:
@@ -166,12 +192,15 @@ def _to_ranks(value: object, name: str, least: int) -> int:
     return count
 
 
-def _divide(family: str, layers: list[LayerConfig], num_layers: int, num_stages: int) -> list[ModelDescription]:
+def _divide(
+    family: str, layers: list[LayerConfig], num_layers: int, num_stages: int, dtype: str, notes: list[str]
+) -> list[ModelDescription]:  # fmt: skip
     stages: list[ModelDescription] = []
     begin = 0
     for stage in range(num_stages):
         end = begin + num_layers // num_stages + (1 if stage < num_layers % num_stages else 0)
-        stages.append(ModelDescription(family, [layer for layer in layers if begin <= layer.layer_id < end], stage, num_stages))
+        part = [layer for layer in layers if begin <= layer.layer_id < end]
+        stages.append(ModelDescription(family, part, stage, num_stages, dtype, notes))
         begin = end
     return stages
 

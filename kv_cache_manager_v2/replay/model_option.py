@@ -7,7 +7,7 @@ from typing import Final
 from .. import KVCacheManagerConfig
 from ..models.config_file import YAML_ENDINGS, config_from_content, is_config_content, read_content
 from ..models.layer_maker import DTYPES
-from ..models.model_description import read_model
+from ..models.model_description import AUTO, ModelDescription, read_model
 from ..models.model_fields import ModelConfigError
 from .bad_input import BadInputError
 from .option_values import to_count, to_positive
@@ -30,7 +30,10 @@ def add_model_options(group: "argparse._ActionsContainer") -> None:
         "--pp", type=to_positive, metavar="N", help="of a config.json: one of N pipeline stages, the one with the most bytes"
     )
     group.add_argument("--stage", type=to_count, metavar="K", help="with --pp: that stage, from 0 on")
-    group.add_argument("--dtype", choices=DTYPES, help="of a config.json: of keys and values; nvfp4 with its scales (default: bf16)")
+    group.add_argument(
+        "--dtype", choices=DTYPES,
+        help="of a config.json: of keys and values; nvfp4 with its scales (default: what the checkpoint declares, else bf16)",
+    )  # fmt: skip
     group.add_argument("--family", metavar="NAME", help="of a config.json: read it as another model_type, as in --family llama")
     group.add_argument(
         "--sinks", type=to_count, metavar="N", help="of a config.json: windowed layers keep the first N tokens, too (default: 0)"
@@ -56,12 +59,12 @@ def find_model(options: argparse.Namespace, parser: argparse.ArgumentParser, nam
             parser.error(f"{given[0]} is about a config.json; {name} is a configuration of this library, whose layers are exact")
         return ConfiguredModel(os.path.basename(name), config.layers, config.tokens_per_block, config)
     try:
-        model = read_model(name, options.dtype or "bf16", options.tp or 1, options.pp or 1, options.stage, options.family,
+        model = read_model(name, options.dtype or AUTO, options.tp or 1, options.pp or 1, options.stage, options.family,
             options.sinks or 0)
     except ModelConfigError as error:
         text = str(error)
         raise BadInputError(text if text.startswith(name) else f"{name}: {text}") from None
-    return ConfiguredModel(_title(name, options, model.stage), model.layers)
+    return ConfiguredModel(_title(name, options, model), model.layers, notes=model.notes)
 
 
 def config_of(model: ServedModel) -> KVCacheManagerConfig | None:
@@ -94,13 +97,13 @@ def _read_config(name: str) -> KVCacheManagerConfig | None:
         raise BadInputError(f"{name}: {missing}") from None
 
 
-def _title(path: str, options: argparse.Namespace, stage: int) -> str:
+def _title(path: str, options: argparse.Namespace, model: ModelDescription) -> str:
     folder, name = os.path.split(os.path.abspath(path))
     if name == "config.json":
         name = os.path.basename(folder)
-    parts = [name.removesuffix(".json"), options.dtype or "bf16"]
+    parts = [name.removesuffix(".json"), model.dtype]
     if options.tp is not None:
         parts.append(f"1 of {options.tp} ranks")
     if options.pp is not None:
-        parts.append(f"stage {stage} of {options.pp}")
+        parts.append(f"stage {model.stage} of {options.pp}")
     return ", ".join(parts)

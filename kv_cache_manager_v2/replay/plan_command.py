@@ -26,6 +26,7 @@ from .bad_input import BadInputError
 from .exit_codes import EXIT_OK
 from .model_option import DEFAULT_TOKENS_PER_BLOCK, MODEL_HELP, add_model_options, config_of, find_model, tokens_per_block_of
 from .option_values import require_apart, require_file, require_writable, to_count, to_positive, to_size, to_tokens
+from .report_rows import format_bytes
 from .result_file import write_result
 from .served_model import ServedModel
 
@@ -107,7 +108,8 @@ def run_plan_command(options: argparse.Namespace, parser: argparse.ArgumentParse
         sys.stdout.write(figures)
     else:
         sys.stdout.write(f"{model.title}, {config.tokens_per_block} tokens per block{', scratch slots' * options.scratch}\n")
-        sys.stdout.write(f"{model.bytes_per_token():,} bytes per token{_states(model)}\n\n")
+        sys.stdout.write("".join([f"note: {note}\n" for note in model.notes]))
+        sys.stdout.write(_describe_growth(model) + "\n")
         sys.stdout.write(plan.table())
         sys.stdout.write(_largest_batch(most, length, history, prompt))
         if options.json is not None:
@@ -137,8 +139,18 @@ def _config(options: argparse.Namespace, model: ServedModel) -> KVCacheManagerCo
     )
 
 
-def _states(model: ServedModel) -> str:
-    return f", {model.bytes_per_state():,} bytes of state per sequence" if model.bytes_per_state() > 0 else ""
+def _describe_growth(model: ServedModel) -> str:
+    """What a sequence takes, a line each."""
+    lines = [f"grows by {_bytes(model.bytes_that_grow())} per token"]
+    if model.bytes_in_windows() > 0:
+        lines.append(f"in windows, at most {_bytes(model.bytes_in_windows())} per sequence")
+    if model.bytes_per_state() > 0:
+        lines.append(f"in recurrent states, {_bytes(model.bytes_per_state())} per sequence")
+    return "\n".join(lines) + "\n"
+
+
+def _bytes(number: int) -> str:
+    return f"{number:,} bytes" + (f" ({format_bytes(number)})" if number >= 1024 else "")
 
 
 def _to_json(options: argparse.Namespace, model: ServedModel, plan: CapacityPlan, most: int | None) -> str:
@@ -154,6 +166,7 @@ def _to_json(options: argparse.Namespace, model: ServedModel, plan: CapacityPlan
         levels.append({"tier": level.tier.name, "quota_bytes": level.quota, "pool_groups": groups})
     figures = {
         "model": model.title, "tokens_per_block": plan.config.tokens_per_block, "bytes_per_token": model.bytes_per_token(),
+        "bytes_that_grow": model.bytes_that_grow(), "bytes_in_windows": model.bytes_in_windows(), "notes": list(model.notes),
         "bytes_per_state": model.bytes_per_state(), "levels": levels, "longest_sequence": plan.longest_sequence,
         "longest_prompt": plan.longest_prompt, "length": options.length, "batch": options.batch, "batch_fits": plan.batch_fits,
         "batch_quota_bytes": plan.batch_quota, "missing_slots": plan.missing_slots, "limiting_pool_group": plan.limiting_pool_group,

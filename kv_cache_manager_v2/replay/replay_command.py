@@ -207,7 +207,7 @@ def run_replay_command(options: argparse.Namespace, parser: argparse.ArgumentPar
         parser.error(f"{log_option} is about a TRACE, and none is given")
     model = find_model(options, parser, options.model)
     skipped_lines = 0
-    notes: list[str] = []
+    notes: list[str] = list(model.notes)
     workload: Workload
     if options.trace is not None:
         progress = ReadProgress(sys.stderr, options.quiet)
@@ -216,7 +216,7 @@ def run_replay_command(options: argparse.Namespace, parser: argparse.ArgumentPar
         if scan is None:
             return EXIT_BAD_INPUT
         skipped_lines = scan.num_bad_lines
-        notes = trace.notes()
+        notes += trace.notes()
         workload = trace
     else:
         workload = make_workload(

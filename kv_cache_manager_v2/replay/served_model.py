@@ -29,6 +29,34 @@ class ServedModel(Value, metaclass=ABCMeta):
         """Its name, for reports."""
         raise NotImplementedError("ServedModel.title is for subclasses to define")
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a report must say of it: what its file declares, what is not known."""
+        return ()
+
+    def bytes_that_grow(self) -> int:
+        """Of each further token of a long sequence: in layers without a window."""
+        return sum([num_bytes for num_bytes, window in self._attention_bytes() if window == 0])
+
+    def bytes_in_windows(self) -> int:
+        """The most that windowed layers keep of a sequence, sinks included, in whole tokens."""
+        return sum([num_bytes * window for num_bytes, window in self._attention_bytes()])
+
+    @property
+    def block_tokens(self) -> int:
+        """A length of blocks that `layer_configs` takes."""
+        return 1
+
+    def _attention_bytes(self) -> list[tuple[int, int]]:
+        """Of each layer: the bytes of a token, and the tokens that its window and its sinks have; 0 without a window."""
+        return [
+            (
+                sum([buffer.size for buffer in layer.buffers]) // self.block_tokens,
+                layer.window_size + (layer.num_sink_tokens or 0) if layer.window_size else 0,
+            )
+            for layer in self.layer_configs(self.block_tokens) if isinstance(layer, AttentionLayerConfig)
+        ]  # fmt: skip
+
     @abstractmethod
     def bytes_per_token(self, shrink: int = 1) -> int:
         """Of a token that every layer keeps."""
@@ -55,7 +83,7 @@ class ServedModel(Value, metaclass=ABCMeta):
 class ConfiguredModel(ServedModel):
     """A model given by its layers, whose blocks are ``base_tokens`` long. ``config``: the whole configuration, where a file has one."""
 
-    __slots__ = ("name", "layers", "base_tokens", "config")
+    __slots__ = ("name", "layers", "base_tokens", "config", "_notes")
 
     name: Final[str]
     layers: Final[tuple[LayerConfig, ...]]
@@ -63,19 +91,29 @@ class ConfiguredModel(ServedModel):
     config: Final[KVCacheManagerConfig | None]
 
     def __init__(
-        self, name: str, layers: Sequence[LayerConfig], base_tokens: int = 1, config: KVCacheManagerConfig | None = None
+        self, name: str, layers: Sequence[LayerConfig], base_tokens: int = 1, config: KVCacheManagerConfig | None = None,
+        notes: Sequence[str] = (),
     ) -> None:  # fmt: skip
         self.name = name
         self.layers = tuple(layers)
         self.base_tokens = base_tokens
         self.config = config
+        self._notes: Final = tuple(notes)
 
     def _arguments(self) -> tuple[object, ...]:
-        return (self.name, self.layers, self.base_tokens, self.config)
+        return (self.name, self.layers, self.base_tokens, self.config, self._notes)
 
     @property
     def title(self) -> str:
         return self.name
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return self._notes
+
+    @property
+    def block_tokens(self) -> int:
+        return self.base_tokens
 
     def bytes_per_token(self, shrink: int = 1) -> int:
         return sum([self._bytes_per_block(buffer, self.base_tokens, shrink) // self.base_tokens for buffer in self._attention_buffers])

@@ -18,8 +18,13 @@ LLAMA = gqa("llama", 4, 8, 2, 64)
     [
         ({}, ["model_type", "--family", "llama"]),
         ({"model_type": 7}, ["model_type is 7"]),
-        (gqa("lama", 4, 8, 2, 64), ["'lama'", "llama", "--family"]),
-        (gqa("brand_new", 4, 8, 2, 64, kv_lora_rank=512), ["brand_new", "deepseek_v3"]),
+        (gqa("lama", 4, 8, 2, 64, num_attention_heads=None), ["'lama'", "num_attention_heads", "--family"]),
+        (gqa("brand_new", 4, 8, 2, 64, kv_lora_rank=512), ["brand_new", "kv_lora_rank", "--family"]),
+        (gqa("brand_new", 4, 8, 2, 64, index_topk=64), ["brand_new", "index_topk"]),
+        (gqa("brand_new", 4, 8, 2, 64, sliding_window=64), ["brand_new", "layer_types", "sliding_window"]),
+        (gqa("minimax_m3", 4, 8, 2, 64), ["minimax_m3", "sparse attention"]),
+        (gqa("llama", 4, 8, 2, 64, quantization_config={"kv_cache_scheme": {"num_bits": 3}}), ["kv_cache_scheme", "num_bits is 3"]),
+        (gqa("llama", 4, 8, 2, 64, quantization_config={"kv_cache_quant_algo": "FP7"}), ["kv_cache_quant_algo", "'FP7'", "FP8"]),
         (gqa("deepseek_v4", 4, 8, 1, 512, compress_ratios=[0, 4]), ["deepseek_v4", "compress_ratios"]),
         (gqa("llama", 4, 8, 1, 512, compress_ratios=[0, 4]), ["llama", "layer 0", "compress_ratios"]),
         (gqa("mllama", 4, 8, 1, 512), ["mllama", "cross_attention_layers"]),
@@ -68,13 +73,19 @@ def test_what_cannot_be_placed_is_named(config: dict[str, Any], words: list[str]
         ({"pipeline_parallel": 5}, ["pipeline_parallel is 5", "4 layers"]),
         ({"pipeline_parallel": 2, "pipeline_stage": 2}, ["pipeline_stage is 2"]),
         ({"num_sink_tokens": -1}, ["num_sink_tokens is -1"]),
-        ({"family": "nothing"}, ["nothing"]),
+        ({"family": "lama"}, ["'lama'", "llama"]),
     ],
 )
 def test_wrong_arguments(arguments: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(ModelConfigError) as caught:
         read_model(LLAMA, **arguments)
     assert [word for word in words if word not in str(caught.value)] == [], str(caught.value)
+
+
+def test_a_refusal_names_no_family_of_another_layout() -> None:
+    with pytest.raises(ModelConfigError) as caught:
+        read_model(gqa("minimax_m3", 4, 8, 2, 64))
+    assert "minimax_m2" not in str(caught.value)
 
 
 def test_scales_want_sixteen_items() -> None:

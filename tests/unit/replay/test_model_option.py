@@ -40,7 +40,7 @@ def test_ranks_and_types_fit_more(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert figures["longest_sequence"] == (1 << 30) // (131072 // 8)
     assert figures["levels"][0]["pool_groups"][0]["slot_bytes"] == 32 * 131072 // 8
     assert main(["plan", folder, "--gpu-memory", "1g", "--json", str(tmp_path / "plan.json")]) == 0
-    assert "131,072 bytes per token" in capsys.readouterr().out
+    assert "grows by 131,072 bytes (128.0 KiB) per token" in capsys.readouterr().out
     assert json.loads((tmp_path / "plan.json").read_text())["largest_batch"] == 1
 
 
