@@ -551,8 +551,8 @@ CANARIES = (
         "a part of a block, published again, takes the place of a held page",
         "sequence/commit.py",
         "_may_go_over",
-        "needs_ours or waits",
-        "needs_ours",
+        "waits = state.timeline != NO_TIMELINE and rows.level(theirs) > GPU_LEVEL and rows.num_holds(theirs) > 0",
+        "waits = False",
         first_seed=5374,
     ),
     # -- batches, plans, policies, early writing ------------------------------------------------------------------------
