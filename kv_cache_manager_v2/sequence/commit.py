@@ -151,16 +151,22 @@ def _may_go_over(state: SequenceState, private: Block, published: Block, is_clos
     rows = state.shared.storage.rows
     # Ours may hold tokens that are written and not committed.
     needs_ours = not is_closing and state.capacity > state.num_committed
+    # With a snapshot the tail could not be taken back to be written, and there may be no slot for a copy.
+    brings_nothing = not is_closing
+    has_snapshot = False
     for life_cycle in range(state.shared.num_life_cycles):
         theirs = published.first_page + life_cycle
-        if rows.has_page(theirs):
-            is_ours = rows.has_page(private.first_page + life_cycle)
+        is_ours = rows.has_page(private.first_page + life_cycle)
+        if not rows.has_page(theirs):
+            brings_nothing = brings_nothing and not is_ours
+        elif is_ours:
             # One that waits on a lower level for its holder would be replaced by ours.
             waits = state.timeline != NO_TIMELINE and rows.level(theirs) > GPU_LEVEL and rows.num_holds(theirs) > 0
-            # With a snapshot the tail could not be taken back to be written, and there may be no slot for a copy.
-            if (is_ours and (needs_ours or waits)) or not (is_ours or is_closing):
+            if needs_ours or waits:
                 return False
-    return True
+        else:
+            has_snapshot = True
+    return not (brings_nothing and has_snapshot)
 
 
 def _mark_of(state: SequenceState) -> i64:
