@@ -257,7 +257,7 @@ def test_shared_tables_refuse_scratch_blocks_and_change_nothing():
 
 
 def test_buffers_take_turns_in_arrays_of_ones_own():
-    """A copy of one update's arrays may go on until the next but one, whoever leaves meanwhile."""
+    """A copy of one update's arrays may go on until the next but one, also where sequences leave meanwhile."""
     with manager_of([None]) as manager:
         arrays = np.zeros((2, 3), np.int32)
         table = BatchPageTable(manager, 3, 8, seq_lens=arrays, buffers=2)

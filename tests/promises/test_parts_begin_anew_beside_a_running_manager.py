@@ -72,18 +72,24 @@ def test_a_publisher(routers: list[Router], folder: str, was_drained: bool) -> N
             assert routers[1].facts()["errors"] == []
 
 
-def test_a_publisher_of_a_shared_level(routers: list[Router], folder: str) -> None:
-    events = KVCacheEventManager(10_000)
+def begin_rank(events: KVCacheEventManager, folder: str) -> tuple[Rank, Any]:
+    """A rank with a shared level, and the publisher that tells of both."""
     made: list[Any] = []
 
     def begin(_manager: Any) -> Any:
         made.append(publish(events, folder))
         return made[0]
 
-    with Rank(MemoryStore(), event_manager=events, publish=begin) as rank:
+    return Rank(MemoryStore(), event_manager=events, publish=begin), made[0]
+
+
+def test_a_publisher_of_a_shared_level(routers: list[Router], folder: str) -> None:
+    events = KVCacheEventManager(10_000)
+    rank, made = begin_rank(events, folder)
+    with rank:
         rank.run(TEXT)
         rank.drain()
-        made[0].close()
+        made.close()
         # Told after its end: kept for the next one.
         rank.run(list(range(300, 321)))
         rank.drain()
@@ -100,18 +106,13 @@ def test_a_publisher_of_a_shared_level(routers: list[Router], folder: str) -> No
 
 def test_more_than_is_kept_for_a_publisher_is_forgotten_and_told_once_it_is_seen(routers: list[Router], folder: str) -> None:
     events = KVCacheEventManager(10_000)
-    made: list[Any] = []
-
-    def begin(_manager: Any) -> Any:
-        made.append(publish(events, folder))
-        return made[0]
-
-    with Rank(MemoryStore(), event_manager=events, publish=begin) as rank:
+    rank, made = begin_rank(events, folder)
+    with rank:
         rank.run(TEXT)
         rank.drain()
-        made[0].close()
+        made.close()
         for _number in range(MOST_WAITING + 1):
-            made[0]._tell_shared(None, None, [], [b"a page that went"])
+            made._tell_shared(None, None, [], [b"a page that went"])
         rank.forget()
         events.flush_iteration_events()
         with publish(events, folder, 1) as second:
@@ -148,7 +149,7 @@ def test_an_exporter() -> None:
         first.close()
         assert prometheus_client.generate_latest(registry) == b""
         again = PrometheusExporter(manager, registry=registry)
-        # Counters are the manager's own: nobody sees them fall.
+        # Counters are the manager's own, so a new exporter shows none that has fallen.
         assert prometheus_client.generate_latest(registry) == before
         again.close()
 
@@ -158,7 +159,7 @@ def test_a_log(caplog: pytest.LogCaptureFixture) -> None:
     with KVCacheManager(config_of(), device=HostDevice()) as manager:
         StatisticsLog(manager).write()
         run_prompt(manager, range(8)).close()
-        # An iteration begins where the last line ended, whoever wrote it.
+        # An iteration begins where the last line ended, also where another log wrote that line.
         StatisticsLog(manager).write()
         figures: Any = [record.__dict__["kvcm"] for record in caplog.records if "kvcm" in record.__dict__]
         assert [line["requests"] for line in figures] == [0, 1]

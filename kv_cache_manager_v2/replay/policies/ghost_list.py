@@ -61,7 +61,7 @@ class GhostList:
             size = len(self._ring)
         self._ring[self._end & (size - 1)] = key
         self._notes[self._end & (size - 1)] = note
-        self._insert(key, self._end)
+        self._table[self._find_place(key, _NOTHING)] = self._end
         self._end += 1
         self.num_keys += 1
 
@@ -123,7 +123,7 @@ class GhostList:
             if key != 0:
                 new[place] = key
                 new_notes[place] = old_notes[source & (size - 1)]
-                self._insert(key, place)
+                self._table[self._find_place(key, _NOTHING)] = place
                 place += 1
         self._begin = 0
         self._end = place
@@ -151,7 +151,7 @@ class GhostList:
         return _NOTHING
 
     def _find_place(self, key: i64, place: i64) -> i64:
-        """Where the table has a key that stood at ``place`` of the ring."""
+        """Where the table has a key that stood at ``place`` of the ring; with _NOTHING, where a new key goes."""
         table = self._table
         table_mask: i64 = len(table)
         table_mask -= 1
@@ -159,15 +159,6 @@ class GhostList:
         while table[at] != place:
             at = (at + 1) & table_mask
         return at
-
-    def _insert(self, key: i64, place: i64) -> None:
-        table = self._table
-        table_mask: i64 = len(table)
-        table_mask -= 1
-        at = self._home(key)
-        while table[at] != _NOTHING:
-            at = (at + 1) & table_mask
-        table[at] = place
 
     def _erase(self, at: i64) -> None:
         """Shift back whatever had to step aside for the erased entry. The keys of the others are in the ring."""

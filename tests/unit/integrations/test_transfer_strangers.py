@@ -109,7 +109,7 @@ def test_a_message_without_the_secret_changes_nothing(pair: Pair, access: str, s
         refused += process.agent.num_refused_messages - counted
     after = scene.look()
     assert after == before
-    # At the lender all are refused while the loan is known; nobody answers a stranger.
+    # The lender refuses all of them while it knows the loan, and answers none.
     if kind not in ("ok", "no"):
         assert refused >= 3 * 2 * len(forged)
     assert pair.network.engines["stranger"].inbox == []
