@@ -29,9 +29,11 @@ import ast
 import inspect
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -543,6 +545,19 @@ class TableWriter:
 # -- the build --------------------------------------------------------------------------------------------------------------
 
 
+def refuse_without_compiler() -> None:
+    """One line at the start, instead of an error of the C compiler's after a minute of translation."""
+    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    missing = [] if shutil.which(compiler) else [f"the C compiler {compiler!r}"]
+    missing += [] if header.exists() else [f"Python's header {header}"]
+    if missing:
+        raise SystemExit(
+            f"{' and '.join(missing)} cannot be found. Building needs a C compiler and Python's headers (Debian, Ubuntu: apt-get install "
+            "gcc python3-dev), with KV_CACHE_MANAGER_V2_PURE=1 too, since `rawref` is C; a wheel needs neither: docs/installing.md"
+        )
+
+
 def main() -> None:
     refused = INPLACE_COMMANDS.intersection(sys.argv)
     if refused:
@@ -557,6 +572,7 @@ def main() -> None:
 
     extensions: list[Extension] = []
     if not METADATA_COMMANDS.intersection(sys.argv):
+        refuse_without_compiler()
         if package != RAWREF and not is_pure:
             extensions += compiled_extensions(package, parts, opt_level)
         if asked_package in (None, RAWREF):

@@ -1,7 +1,10 @@
 """The tests run on the build that they say they run on, all of it, and nothing lies among the sources."""
 
+import os
 import pkgutil
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,3 +51,13 @@ def test_the_compiled_tree_holds_what_the_sources_hold() -> None:
     expected = {path.relative_to(sources): path.read_text() for path in sources.rglob("*.py")}
     assert {path.relative_to(tree): path.read_text() for path in tree.rglob("*.py")} == expected
     assert (tree / "py.typed").is_file()
+
+
+def test_no_compiler_is_one_line(tmp_path: Path) -> None:
+    folders = ["--build-base", str(tmp_path), "--build-lib", str(tmp_path / "lib")]
+    command = [sys.executable, "-P", str(ROOT / "setup_mypyc.py"), "build", *folders]
+    for environment in ({"CC": "nocc -O2"}, {"CC": "nocc", "KV_CACHE_MANAGER_V2_PURE": "1"}):
+        done = subprocess.run(command, env={**os.environ, **environment}, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 1
+        assert done.stderr.splitlines()[-1].startswith("the C compiler 'nocc' cannot be found. Building needs"), done.stderr
+        assert not (tmp_path / "lib").exists()
