@@ -84,7 +84,7 @@ def example_pages() -> dict[str, str]:
 
 def page_of_file() -> dict[str, str]:
     """For each file of the repository that has a page (or is an image of one), its place in the site."""
-    docs = [path for path in (ROOT / "docs").rglob("*") if path.suffix in (".md", ".png") and path.is_file()]
+    docs = [path for folder in (ROOT / "docs", ROOT / "docs" / "images") for path in folder.glob("*") if path.suffix in (".md", ".png")]
     return {path.relative_to(ROOT).as_posix(): path.relative_to(ROOT / "docs").as_posix() for path in docs} | TOP_PAGES | example_pages()
 
 
