@@ -77,3 +77,8 @@ def test_members_of_public_classes_exist(document: Path) -> None:
         if isinstance(public, type) and not hasattr(public, member):
             missing.append(f"{owner}.{member}")
     assert missing == []
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=name_of)
+def test_each_page_begins_with_what_its_reader_can_do_afterwards(page: Path) -> None:
+    assert page.read_text(encoding="utf-8").split("\n")[2].startswith("After this page you can ")
