@@ -33,10 +33,22 @@ ROOM: Any = {"store_bytes": 4 << 20, "load_bytes": 4 << 20}
 def fill(*servers: FakeServer, texts: list[list[int]] = TEXTS) -> ValkeyStore:
     store = ValkeyStore([server.address for server in servers])
     with Rank(store, shared_config(gpu_slots=2000), **ROOM) as writer:
+        serve_until_found(writer, writer, texts)
+    return store
+
+
+def serve_until_found(writer: Rank, reader: Rank, texts: list[list[int]]) -> None:
+    """The writer computes and stores what is missing, until the reader finds all: a busy machine misses a deadline, which costs hits."""
+
+    def are_found() -> bool:
         for text in texts:
+            writer.forget()
             writer.run(text)
             writer.drain()
-    return store
+        reader.forget()
+        return [reader.run(text) for text in texts] == [len(text) - 1 for text in texts]
+
+    wait_until(are_found, 60.0)
 
 
 def seconds_until(rank: Rank, is_reached: Callable[[], bool]) -> float:
@@ -219,12 +231,8 @@ def test_what_is_stored_while_a_server_is_away_is_found_on_another_one(servers: 
         first = [rank.run(text) for text in texts]
         assert 0 < sum(first) < 1200 * len(texts)
         rank.drain()
-        for text in texts:  # what was to be stored before the breaker opened was dropped
-            rank.forget()
-            rank.run(text)
-            rank.drain()
-        # They were computed, and stored where they are found.
-        assert [other.run(text) for text in texts] == [1200] * len(texts)
+        # What was to be stored before the breaker opened was dropped. They are computed, and stored where they are found.
+        serve_until_found(rank, other, texts)
         servers[1].reply = None
 
 
@@ -232,26 +240,22 @@ def test_an_engine_that_lists_one_server_more_finds_what_others_have_stored(serv
     texts = [long_text(number) for number in range(6)]
     fill(*servers[:3], texts=texts)
     with Rank(ValkeyStore([server.address for server in servers]), shared_config(gpu_slots=4000), write_policy="off", **ROOM) as rank:
-        assert [rank.run(text) for text in texts] == [1200] * len(texts)
+        serve_until_found(rank, rank, texts)
+        assert rank.level.statistics.stored_pages == 0
 
 
 def test_servers_are_added_and_taken_while_prompts_run(servers: list[FakeServer]) -> None:
     texts = [long_text(number) for number in range(4)]
     store = fill(*servers[:2], texts=texts)
     with Rank(store, shared_config(gpu_slots=4000), **ROOM) as rank:
-        assert rank.run(texts[0]) == 1200
+        serve_until_found(rank, rank, texts[:1])
         rank.level.set_servers(ValkeyStore([server.address for server in servers]))
-        assert rank.run(texts[1]) == 1200
+        serve_until_found(rank, rank, texts[1:2])
         rank.level.set_servers(ValkeyStore([server.address for server in servers[1:]]))
-        rank.forget()
         before = len(servers[0].commands)
-        for text in texts:
-            rank.run(text)
-            rank.drain()  # what has no staging slot is not stored
-        rank.forget()
-        assert [rank.run(text) for text in texts] == [1200] * len(texts)
+        serve_until_found(rank, rank, texts)
         assert len(servers[0].commands) == before, "it was taken away, and is not asked"
-        assert rank.level.failed_endpoints == ()
+        rank.wait(lambda: rank.level.failed_endpoints == ())
 
 
 @pytest.mark.parametrize("mode", ["cluster", "sentinel"])
