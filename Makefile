@@ -19,7 +19,7 @@ INTERPRETED := PYTHONPATH=$(CURDIR)/build/interpreted:$(CURDIR) KV_CACHE_MANAGER
 COMPILED := PYTHONPATH=$(CURDIR)/build/compiled KV_CACHE_MANAGER_V2_EXPECT_BUILD=compiled
 RUN_TESTS := $(VENV_PYTHON) -P -m pytest -n $(WORKERS) --maxprocesses=8 $(PYTEST)
 
-.PHONY: help setup demo check test testp testc walks interpreted compiled rawref-asan clean
+.PHONY: help setup demo check test test-all testp testc walks interpreted compiled rawref-asan clean
 .NOTPARALLEL:
 
 help: ## List the targets.
@@ -80,7 +80,14 @@ demo: interpreted ## Serve a generated workload through the manager and a fake e
 	@$(VENV_PYTHON) -P benchmarks/demo.py --interpreted $(CURDIR)/build/interpreted:$(CURDIR) --compiled $(CURDIR)/build/compiled \
 		--build "$(MAKE) --no-print-directory compiled" $(REPLAY)
 
-test: testp testc ## All tests, interpreted and then compiled.
+QUICK := -m "not slow and not long" -q
+test: interpreted compiled ## Both builds in ten minutes on two cores: every promise, and a slice of the simulation.
+	$(INTERPRETED) $(RUN_TESTS) $(QUICK) tests/promises tests/contract
+	$(COMPILED) $(RUN_TESTS) $(QUICK) --ignore=tests/tidy
+	@echo "passed: the promises and the devices' contract in both builds; units, properties and a slice of the simulation compiled."
+	@echo "\`make test-all\`, half an hour, adds: all of it interpreted, and tests that take seconds (tests/long_tests.txt), build or install."
+
+test-all: testp testc ## All tests, interpreted and then compiled.
 
 testp: interpreted ## All tests on the interpreted sources: what one runs while editing.
 	$(INTERPRETED) $(RUN_TESTS)

@@ -30,6 +30,14 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what `make test` leaves to `make test-all`; a tidy test holds the list."""
+    names = set((Path(__file__).parent / "long_tests.txt").read_text(encoding="utf-8").split())
+    for item in items:
+        if item.nodeid.partition("[")[0].removeprefix("tests/") in names:
+            item.add_marker("long")
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """A full collection looks at a million objects of the collected tests, 0.6 s each time, unless they are hidden from it."""
     gc.collect()
