@@ -2,6 +2,7 @@
 
 from typing import Final
 
+import cold_workloads
 import decode_workloads
 import durable_workload
 import feature_workloads
@@ -21,6 +22,7 @@ WORKLOADS: Final[list[Workload]] = [
     *prompts_workloads.WORKLOADS,
     *decode_workloads.WORKLOADS,
     *step_workloads.WORKLOADS,
+    *cold_workloads.WORKLOADS,
     *feature_workloads.WORKLOADS,
     *trace_workload.WORKLOADS,
     *memory_workloads.WORKLOADS,
