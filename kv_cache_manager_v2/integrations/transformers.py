@@ -54,6 +54,8 @@ class PagedCachePool:
     `KVCacheManagerConfig`. ``typical_rows`` sequences of ``typical_length`` tokens are what the memory is split for between layers of
     full attention, windows and recurrent state, one of them in a prefill of one pass, unless ``options`` say so (``typical_step``,
     ``initial_pool_ratio``).
+    ``max_mirror_bytes``: beside ``memory_bytes``, for copies from which caches that decode read their keys in one piece; a quarter of
+    ``memory_bytes`` unless it is given, and 0 for none: then every step gathers the pages.
     ``debug_fill``: what is written into freed pages, as for `KVCacheManager`. One thread at a time.
 
     `ValueError` for a model or a release of transformers that is not supported: the message names the layer, or the release. One that is
@@ -61,7 +63,8 @@ class PagedCachePool:
     """
 
     __slots__ = (
-        "manager", "layers", "tokens_per_block", "_model", "_forward", "_watch", "_device", "_views", "_caches", "_hooks", "_is_open"
+        "manager", "layers", "tokens_per_block", "_model", "_forward", "_watch", "_device", "_views", "_caches", "_hooks", "_is_open",
+        "_max_mirror_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -73,10 +76,12 @@ class PagedCachePool:
         tokens_per_block: int = 32,
         typical_rows: int = 8,
         typical_length: int = 1024,
+        max_mirror_bytes: int | None = None,
         debug_fill: DebugFill | None = None,
         **options: Any,
     ) -> None:
         self._is_open = False
+        self._max_mirror_bytes: Final = memory_bytes // 4 if max_mirror_bytes is None else to_count(max_mirror_bytes, "max_mirror_bytes")
         # PEFT's wrapper calls the model past its hooks, except to generate.
         wrapper, model = model, unwrap(model)
         self._forward: Final = ForwardArguments(model)
@@ -228,6 +233,18 @@ class PagedCachePool:
                 while not kv_cache.resume(_current_stream(self._device)):
                     self._suspend_another(cache)
 
+    @property
+    def mirror_bytes(self) -> int:
+        """What the copies take now from which open caches read; at most ``max_mirror_bytes``."""
+        return sum(cache.mirror_bytes for cache in self._caches)
+
+    def reserve_mirror(self, cache: PagedCache, num_bytes: int) -> bool:
+        """Whether so many bytes may be copied for a cache; copies of others are dropped for it, of the longest idle first."""
+        others = [other for other in self._caches if other is not cache]
+        while self.mirror_bytes + num_bytes > self._max_mirror_bytes and others:
+            others.pop(0).drop_mirrors()
+        return self.mirror_bytes + num_bytes <= self._max_mirror_bytes
+
     def fork(self, cache: PagedCache, kv_cache: KVCache) -> KVCache:
         """A row that is what another is; its recurrent state may need room."""
         while True:
@@ -245,6 +262,7 @@ class PagedCachePool:
             if other is not cache:
                 active = [kv_cache for kv_cache in other.kv_caches if kv_cache.is_active]
                 if active:
+                    other.drop_mirrors()
                     for kv_cache in active:
                         kv_cache.suspend()
                     return
@@ -309,15 +327,19 @@ class PagedCachePool:
 
 
 class _Pages:
-    """A layer's view, and what tells two layers apart whose tokens lie in the same rows."""
+    """The pages of a layer and role: `tensor` as they are, and `tokens` with a row a token, in which slot ``s`` begins at the row
+    ``s * rows_per_slot``, so layers of a group have one table of rows. Scratch slots are in `rows` alone, layer by layer.
+    """
 
-    __slots__ = ("tensor", "layer_group_id", "layout_key", "_view")
+    __slots__ = ("tensor", "tokens", "rows_per_slot", "layer_group_id", "_view")
 
     def __init__(self, manager: KVCacheManager, view: LayerView) -> None:
         self._view: Final = view
+        converter = manager.get_page_index_converter(view.layer_id, view.data_role)
         self.tensor: Final = view.tensor
+        self.tokens: Final = view.tensor[converter.layer_offset :].view(-1, *view.tensor.shape[2:])
+        self.rows_per_slot: Final = converter.scale * manager.tokens_per_block
         self.layer_group_id: Final = view.layer_group_id
-        self.layout_key: Final = repr(manager.get_page_index_converter(view.layer_id, view.data_role))
 
     def rows(self, kv_cache: Any) -> npt.NDArray[np.int32]:
         return self._view.rows(kv_cache)

@@ -10,6 +10,7 @@ The pool calls both from hooks on the model, which see the token ids.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -20,7 +21,7 @@ from transformers.cache_utils import DummyLayer
 
 from ..base.errors import LogicError
 from ..manager.kv_cache import KVCache
-from .transformers_layers import PagedAttentionLayer, PagedHybridLayer, PagedStateLayer, first_token_read
+from .transformers_layers import Mirror, PagedAttentionLayer, PagedHybridLayer, PagedStateLayer, first_token_read
 from .transformers_model import NO_CACHE
 
 if TYPE_CHECKING:
@@ -57,8 +58,8 @@ class PagedCache(Cache):
         self.num_tokens = num_tokens
         """Of each row, whose keys and values are there; those of a step that is under way are not counted."""
         self._step_ids: npt.NDArray[np.int64] | None = None
-        self._page_rows: dict[tuple[int, str], torch.Tensor] = {}
-        """Rows of the pool's tensor for the step's tokens and those before them, by layer group and layout; made once a step."""
+        self._page_rows: dict[tuple[int, int, int], torch.Tensor] = {}
+        """Where tokens of the step lie, from one on, by layer group, rows of a slot and that token; made once a step."""
         self._records_past = False
         self._is_closed = False
         layers: list[Any] = []
@@ -119,6 +120,7 @@ class PagedCache(Cache):
         if self._is_closed:
             return
         self._is_closed = True
+        self.drop_mirrors()
         self.pool.forget(self)
         for row in self._rows:
             row.kv_cache.close()
@@ -201,44 +203,80 @@ class PagedCache(Cache):
 
     # -- pages ---------------------------------------------------------------------------------------------------------
 
-    def write_and_read(self, layer_id: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def write_and_read(self, layer: PagedAttentionLayer, keys: torch.Tensor, values: torch.Tensor) -> list[torch.Tensor]:
         """The step's tokens of one layer into its pages; returns keys and values that the layer reads, ``[batch, heads, tokens, dim]``."""
         if self._step_ids is None:
             raise LogicError("this cache got keys outside of a forward pass of its pool's model: use it with that model only")
-        begin = first_token_read(self.num_tokens, self.pool.layers[layer_id].window)
-        num_new = int(keys.shape[-2])
-        read: list[torch.Tensor] = []
-        for role, states in (("key", keys), ("value", values)):
-            pages = self.pool.pages(layer_id, role)
-            rows = self._rows_of_pool(layer_id, role, begin)
-            if (states.dtype, states.device) != (pages.tensor.dtype, pages.tensor.device):
+        pages = [self.pool.pages(layer.layer_id, role) for role in ("key", "value")]
+        end = self.num_tokens + int(keys.shape[-2])
+        for buffer, states in zip(pages, (keys, values), strict=True):
+            if (states.dtype, states.device) != (buffer.tensor.dtype, buffer.tensor.device):
                 raise ValueError(
-                    f"layer {layer_id} computes {states.dtype} on {states.device}, and the pool keeps {pages.tensor.dtype} on "
-                    f"{pages.tensor.device}: make another pool, and no autocast of keys"
+                    f"layer {layer.layer_id} computes {states.dtype} on {states.device}, and the pool keeps {buffer.tensor.dtype} on "
+                    f"{buffer.tensor.device}: make another pool, and no autocast of keys"
                 )
-            tokens = pages.tensor.view(-1, *pages.tensor.shape[2:])
-            tokens[rows[:, -num_new:].flatten()] = states.transpose(1, 2).flatten(0, 1)
-            read.append(tokens[rows.flatten()].view(*rows.shape, *tokens.shape[1:]).transpose(1, 2).contiguous())
-        return read[0], read[1]
+            tokens, rows = self._find_tokens(buffer, self.num_tokens, end)
+            tokens.index_copy_(0, rows.flatten(), states.transpose(1, 2).flatten(0, 1))
+        begin = first_token_read(self.num_tokens, layer.window)
+        if layer.mirror is not None and layer.mirror.has_room(begin, self.num_tokens, end):
+            layer.mirror.add(self.num_tokens, (keys, values))
+            return layer.mirror.read(begin)
+        layer.mirror = None
+        gathered = [self._gather(buffer, begin, end) for buffer in pages]
+        if end - self.num_tokens == 1:
+            layer.mirror = self._make_mirror(begin, end, gathered)
+        return [tensor.contiguous() for tensor in gathered] if layer.mirror is None else layer.mirror.read(begin)
 
-    def _rows_of_pool(self, layer_id: int, role: str, begin: int) -> torch.Tensor:
-        """``[batch, tokens]``: where the tokens from ``begin`` to the step's last lie in the tensor of a layer and role."""
-        pages = self.pool.pages(layer_id, role)
-        key = (pages.layer_group_id, pages.layout_key)
+    def _make_mirror(self, begin: int, end: int, gathered: Sequence[torch.Tensor]) -> Mirror | None:
+        """None where the pool has no room for it. It is made anew when the answer has grown by a quarter."""
+        capacity = (end - begin) * 5 // 4 + self.pool.tokens_per_block
+        if not self.pool.reserve_mirror(self, sum(tensor.nbytes // tensor.shape[2] for tensor in gathered) * capacity):
+            return None
+        # A tensor made in inference mode could be written in that mode only.
+        with torch.inference_mode(False):
+            tensors = [tensor.new_empty((*tensor.shape[:2], capacity, tensor.shape[3])) for tensor in gathered]
+        for tensor, states in zip(tensors, gathered, strict=True):
+            tensor.narrow(2, 0, end - begin).copy_(states)
+        return Mirror(begin, end, tensors)
+
+    @property
+    def mirror_bytes(self) -> int:
+        """Of the copies from which this cache's layers read."""
+        return sum(layer.mirror.num_bytes for layer in self._list_mirrored())
+
+    def drop_mirrors(self) -> None:
+        """From now on layers read pages, until a step makes new mirrors."""
+        for layer in self._list_mirrored():
+            layer.mirror = None
+
+    def _list_mirrored(self) -> list[Any]:
+        return [layer for layer in self.layers if getattr(layer, "mirror", None) is not None]
+
+    def _gather(self, pages: Any, begin: int, end: int) -> torch.Tensor:
+        tokens, rows = self._find_tokens(pages, begin, end)
+        read: torch.Tensor = tokens.index_select(0, rows.flatten())
+        return read.view(*rows.shape, *read.shape[1:]).transpose(1, 2)
+
+    def _find_tokens(self, pages: Any, begin: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """A layer's tensor with a row a token, and ``[batch, tokens]``, where in it the tokens from ``begin`` to ``end`` lie."""
+        key = (pages.layer_group_id, pages.rows_per_slot, begin)
         rows = self._page_rows.get(key)
-        if rows is None:
-            assert self._step_ids is not None
-            end = self.num_tokens + self._step_ids.shape[1]
-            num = self.pool.tokens_per_block
-            blocks = np.arange(begin // num, -(-end // num))
-            offsets = np.arange(num)
-            found = []
-            for row in self._rows:
-                row_pages = pages.rows(row.kv_cache)[blocks].astype(np.int64)
-                found.append((row_pages[:, None] * num + offsets).ravel()[begin % num : begin % num + end - begin])
-            rows = torch.from_numpy(np.stack(found)).to(pages.tensor.device)
-            self._page_rows[key] = rows
-        return rows
+        if rows is not None:
+            return pages.tokens, rows
+        num = self.pool.tokens_per_block
+        blocks = np.arange(begin // num, -(-end // num))
+        has_scratch = any(row.kv_cache.get_scratch_desc(pages.layer_group_id) for row in self._rows)
+        found = []
+        for row in self._rows:
+            # With scratch slots a block lies elsewhere in each layer.
+            slots = pages.rows(row.kv_cache) if has_scratch else np.asarray(row.kv_cache.get_base_page_indices(pages.layer_group_id))
+            first_rows = slots[blocks].astype(np.int64) * (num if has_scratch else pages.rows_per_slot)
+            found.append((first_rows[:, None] + np.arange(num)).ravel()[begin % num : begin % num + end - begin])
+        rows = torch.from_numpy(np.stack(found)).to(pages.tensor.device)
+        if has_scratch:
+            return pages.tensor.view(-1, *pages.tensor.shape[2:]), rows
+        self._page_rows[key] = rows
+        return pages.tokens, rows
 
     def _gather_states(self, layer: PagedStateLayer) -> list[torch.Tensor]:
         gathered = []
@@ -293,6 +331,7 @@ class PagedCache(Cache):
         """Forget all tokens; the cache is as if it had been opened with empty prompts."""
         self._require_open()
         scopes = [row.kv_cache.reuse_scope for row in self._rows]
+        self.drop_mirrors()
         self._replace_rows(self.pool.open_rows(scopes, np.zeros((len(scopes), 0), np.int64), 0, self.list_paddings(len(scopes))))
         self.num_tokens = 0
         self._prompts = self._prompts[:, :0]
@@ -310,6 +349,8 @@ class PagedCache(Cache):
     def _select_rows(self, numbers: list[int]) -> None:
         """A row that is chosen several times is forked; one that is not chosen is closed."""
         self._require_open()
+        if numbers == list(range(len(self._rows))):
+            return
         self.pool.activate(self)
         chosen: list[Row] = []
         used: set[int] = set()
@@ -323,6 +364,10 @@ class PagedCache(Cache):
                 if row not in self._rows:
                     row.kv_cache.close()
             raise
+        if len(chosen) > len(self._rows):
+            self.drop_mirrors()
+        for layer in self._list_mirrored():
+            layer.mirror.select(torch.tensor(numbers))
         self._replace_rows(chosen)
         self._prompts = self._prompts[[number % len(self._prompts) for number in numbers]] if len(self._prompts) > 0 else self._prompts
 

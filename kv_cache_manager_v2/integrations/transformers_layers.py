@@ -1,8 +1,10 @@
 """Layers of a `PagedCache` as transformers asks for them: attention, recurrent, and both in one.
 
-They hold no tensor that outlives a forward pass but the states of the rows; pages are read and written through `StepPages`.
+Pages are read and written through `StepPages`; of what outlives a forward pass they hold the rows' states, and while rows decode a
+`Mirror` of the pages that attention reads.
 """
 
+from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 import torch
@@ -17,19 +19,56 @@ class StepPages(Protocol):
     num_tokens: int
     """Of each row, the current step's not counted."""
 
-    def write_and_read(self, layer_id: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
+    def write_and_read(self, layer: "PagedAttentionLayer", keys: torch.Tensor, values: torch.Tensor) -> list[torch.Tensor]: ...
+
+
+class Mirror:
+    """What one layer reads for all rows, in one piece: copies of the pages' keys and values, to which a step adds its tokens.
+
+    ``begin`` and ``end``: the tokens that are there. Each tensor is ``[batch, heads, capacity, dim]``. A token's keys are the same
+    wherever its page moves, so a mirror ends only with the rows that it is of, and where they are suspended or it has no more room.
+    """
+
+    __slots__ = ("begin", "end", "tensors")
+
+    def __init__(self, begin: int, end: int, tensors: list[torch.Tensor]) -> None:
+        self.begin: Final = begin
+        self.end = end
+        self.tensors = tensors
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    def has_room(self, begin: int, num_tokens: int, end: int) -> bool:
+        """The tokens from ``begin`` to ``num_tokens`` are there, and those up to ``end`` can be added."""
+        return self.begin <= begin and num_tokens <= self.end and end <= self.begin + int(self.tensors[0].shape[2])
+
+    def add(self, num_tokens: int, states: Sequence[torch.Tensor]) -> None:
+        """A step's tokens, behind ``num_tokens``; what was there of an earlier step that is not counted is overwritten."""
+        self.end = num_tokens + int(states[0].shape[2])
+        for tensor, added in zip(self.tensors, states, strict=True):
+            tensor.narrow(2, num_tokens - self.begin, self.end - num_tokens).copy_(added)
+
+    def read(self, begin: int) -> list[torch.Tensor]:
+        """All tokens from ``begin`` on, without a copy."""
+        return [tensor.narrow(2, begin - self.begin, self.end - begin) for tensor in self.tensors]
+
+    def select(self, rows: torch.Tensor) -> None:
+        self.tensors = [tensor.index_select(0, rows.to(tensor.device)) for tensor in self.tensors]
 
 
 class PagedAttentionLayer(CacheLayerMixin):
     """Keys and values of one layer in pages; in windowed layers those of the last tokens."""
 
     is_croppable = True
+    mirror: Mirror | None = None
 
     def __init__(self, pages: StepPages, description: LayerDescription) -> None:
         super().__init__()
         self._pages: Final = pages
-        self._layer_id: Final = int(description.layer_id)
-        self._window: Final = description.window
+        self.layer_id: Final = int(description.layer_id)
+        self.window: Final = description.window
         self.is_sliding = description.window is not None
         self.is_initialized = True
         self.record_past = False
@@ -40,20 +79,20 @@ class PagedAttentionLayer(CacheLayerMixin):
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Writes the step's tokens, ``[batch, heads, tokens, head_dim]``, and returns what the layer reads, these included."""
-        read = self._pages.write_and_read(self._layer_id, key_states, value_states)
+        keys, values = self._pages.write_and_read(self, key_states, value_states)
         self.num_tokens_in_step = int(key_states.shape[-2])
-        return read
+        return keys, values
 
     def get_seq_length(self) -> int:
         return self._pages.num_tokens + self.num_tokens_in_step
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """How many tokens the layer reads in a step of ``query_length``, and the position of the first of them."""
-        begin = first_token_read(self.get_seq_length(), self._window)
+        begin = first_token_read(self.get_seq_length(), self.window)
         return self.get_seq_length() + query_length - begin, begin
 
     def get_max_length(self) -> int:
-        return -1 if self._window is None else self._window
+        return -1 if self.window is None else self.window
 
     def activate_past_recording(self) -> None:
         self.record_past = True
