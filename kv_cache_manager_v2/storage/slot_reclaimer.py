@@ -106,21 +106,14 @@ class SlotReclaimer:
         """Make up to ``wanted`` slots of a level free: as many as held pages in the way can be offloaded."""
         storage = self._storage
         index = level * storage.num_pool_groups + pool_group
-        allocator = storage.allocators[index]
         if storage.has_one_order:
             self._free_in_order(level, pool_group, wanted, cause, account)
             return
-        if storage.durable is not None and level == storage.last_level:
-            self._free_durable_slots(level, pool_group, wanted, cause, account)
-            return
-        if level == storage.last_level or (level + 1 >= storage.closed.first and storage.closed.is_closed(level + 1)):
-            if storage.durable is not None and storage.durable.is_read_only and level + 1 == storage.last_level:
-                self._free_above_read_only(level, pool_group, wanted, cause, account)
-            elif allocator.num_free < wanted and storage.queues[index].num_pages > 0:
-                drop_victims(storage, level, pool_group, wanted, cause, account)
-            return
-        while allocator.num_free < wanted:
-            count = self._find_case(level, pool_group, wanted - allocator.num_free, cause, account)
+        while True:
+            missing = wanted - self._count_free_at(index)
+            if missing <= 0:
+                return
+            count = self._find_case(level, pool_group, missing, cause, account)
             if count > 0:
                 self._offload(level, pool_group, count, account)
             elif count == _DROP:
@@ -128,36 +121,26 @@ class SlotReclaimer:
             elif count == _STOP:
                 return
 
-    def _free_above_read_only(self, level: i64, pool_group: i64, wanted: i64, cause: i64, account: PageCounters | None) -> None:
-        """Pages that came from the level below go back to the slots that they have there, which nothing else takes; others are dropped."""
-        storage = self._storage
-        index = level * storage.num_pool_groups + pool_group
-        while storage.allocators[index].num_free < wanted and storage.queues[index].num_pages > 0:
-            page = self._choose_victim(index)
-            if self._has_good_copy(page, index + storage.num_pool_groups):
-                self._offload(level, pool_group, 1, account)
-            else:
-                self._drop_first(index, pool_group, cause, account)
-
-    def _free_durable_slots(self, level: i64, pool_group: i64, wanted: i64, cause: i64, account: PageCounters | None) -> None:
-        """Copies of pages on warmer levels outlast the pages whose home is here, which are colder: another process needs the copies of a
-        prefix to find what is behind it."""
-        storage = self._storage
-        allocator = storage.allocators[level * storage.num_pool_groups + pool_group]
-        droppable = storage.queues[level * storage.num_pool_groups + pool_group].num_pages
-        missing = wanted - (allocator.num_free - allocator.num_aside)
-        if missing > droppable:
-            missing = droppable
-        if missing > 0:
-            drop_victims(storage, level, pool_group, allocator.num_free + missing, cause, account)
-
-    def _has_free_slots(self, index: i64, wanted: i64) -> bool:
-        """Whether nothing need be evicted there for so many slots."""
+    def _count_free_at(self, index: i64) -> i64:
+        """Slots for which nothing need be evicted there. On a durable level copies of pages on warmer levels outlast the pages whose home
+        is there, which are colder: another process needs the copies of a prefix to find what is behind it."""
         storage = self._storage
         allocator = storage.allocators[index]
         if storage.durable is not None and index // storage.num_pool_groups == storage.last_level:
-            return allocator.num_free - allocator.num_aside >= wanted
-        return allocator.num_free >= wanted
+            return allocator.num_free - allocator.num_aside
+        return allocator.num_free
+
+    def _find_case_without_lower(self, level: i64, pool_group: i64, missing: i64, cause: i64, account: PageCounters | None) -> i64:
+        """Where no level below takes pages. Pages that came from a level below that is only read go back to the slots that they have
+        there, which nothing else takes."""
+        storage = self._storage
+        index = level * storage.num_pool_groups + pool_group
+        if storage.queues[index].num_pages == 0:
+            return _STOP
+        if storage.durable is not None and storage.durable.is_read_only and level + 1 == storage.last_level:
+            return 1 if self._has_good_copy(self._choose_victim(index), index + storage.num_pool_groups) else _DROP
+        drop_victims(storage, level, pool_group, storage.allocators[index].num_free + missing, cause, account)
+        return _LOOK_AGAIN
 
     def _find_case(self, level: i64, pool_group: i64, missing: i64, cause: i64, account: PageCounters | None) -> i64:
         """How many victims to offload in one batch, or `_DROP` the next one, `_STOP`, or `_LOOK_AGAIN`: the table above."""
@@ -166,6 +149,8 @@ class SlotReclaimer:
         below = index + storage.num_pool_groups
         queue = storage.queues[index]
         held = storage.held_queues[index]
+        if level == storage.last_level or (level + 1 >= storage.closed.first and storage.closed.is_closed(level + 1)):
+            return self._find_case_without_lower(level, pool_group, missing, cause, account)
         if self._drop_unwanted(level, pool_group, account):
             return _LOOK_AGAIN
         evictable = queue.num_pages + held.num_pages
@@ -178,7 +163,7 @@ class SlotReclaimer:
             if missing == 0:
                 return _DROP
         # The levels below first: what is dropped there may take along pages of this one.
-        if not self._has_free_slots(below, missing):
+        if self._count_free_at(below) < missing:
             self.free_slots(level + 1, pool_group, missing, cause, account)
         room = storage.allocators[below].num_free
         if queue.num_pages + held.num_pages < evictable:
