@@ -136,40 +136,27 @@ class LevelCache:
     # -- freeing slots -------------------------------------------------------------------------------------------------
 
     def _free(self, level: int, wanted: int) -> None:
-        queue = self._queues[level]
+        """As `SlotReclaimer`, where no page is held."""
         last = len(self._queues) - 1
         while self.count_free(level) < wanted:
-            missing = min(wanted - self.count_free(level), int(queue.num_pages))
+            missing = min(wanted - self.count_free(level), int(self._queues[level].num_pages))
             assert missing > 0, "no victim among cached blocks"
-            if level == last:
-                if self._has_one_order:
-                    self._find_least(level, level)
-                    self._drop_found(missing)
-                else:
-                    self._drop(int(self._find_victim(level, True) - self._first_page))
-                continue
-            if self._least_chance > 0.0:
-                page = self._find_victim(level, False)
-                block = int(page - self._first_page)
-                if self._order.chance_of_reuse(page) < self._least_chance and self._find_below(block, _NO_LEVEL) == _NO_BLOCK:
-                    self._drop(block)
-                    continue
-            if self._has_one_order:
-                self._free_in_order(level, missing)
-                continue
-            if self.count_free(level + 1) < missing:
-                self._free(level + 1, missing)
-            if self.count_free(level + 1) >= missing and queue.num_pages >= missing:
-                self._offload(level, missing)
-            elif queue.num_pages >= missing:
-                self._drop(self._find_victim(level, True) - self._first_page)
+            if level < last:
+                self._offload_or_drop(level, missing)
+            else:
+                self._find_least(level, level)
+                self._drop_found(missing)
 
-    def _free_in_order(self, level: int, missing: int) -> None:
-        """As `SlotReclaimer._find_case_in_order`, where no page is held."""
+    def _offload_or_drop(self, level: int, missing: int) -> None:
         queue = self._queues[level]
         last = len(self._queues) - 1
         page = self._find_victim(level, False)
-        missing = self._count_alike(level, page, missing)
+        if self._least_chance > 0.0:
+            block = int(page - self._first_page)
+            if self._order.chance_of_reuse(page) < self._least_chance and self._find_below(block, _NO_LEVEL) == _NO_BLOCK:
+                self._drop(block)
+                return
+        missing = self._count_alike(level, page, missing, self._copies[level + 1])
         num_pages = queue.num_pages
         free = self._count_free_below(level)
         if page - self._first_page not in self._copies[level + 1]:
@@ -183,7 +170,7 @@ class LevelCache:
             chosen = self._find_least(level, last)
             if chosen == level and free > 0:
                 break
-            self._drop_found(missing - free)
+            self._drop_found(self._count_alike(chosen, self._victim, missing - free, {}))
             if queue.num_pages < num_pages:
                 return
             free = self._count_free_below(level)
@@ -197,15 +184,13 @@ class LevelCache:
     def _count_free_below(self, level: int) -> int:
         return sum([self.count_free(other) for other in range(level + 1, len(self._queues))])
 
-    def _count_alike(self, level: int, page: i64, most: int) -> int:
-        """The next victims of equal value: all with a copy on the next level, or none."""
-        copies = self._copies[level + 1]
-        most = int(self._order.count_alike(page, most))
+    def _count_alike(self, level: int, page: i64, most: int, copies: dict[int, None]) -> int:
+        """The next victims of equal value: all have a copy, or none."""
         has_copy = page - self._first_page in copies
+        line = vec[i64]([0] * most)
         count = 1
-        while count < most:
-            page = self._order.following(page)
-            if page == NO_VICTIM or (page - self._first_page in copies) != has_copy:
+        for position in range(int(self._queues[level].list_following(page, line, 0, most - 1))):
+            if (line[position] - self._first_page in copies) != has_copy:
                 break
             count += 1
         return count
@@ -218,11 +203,14 @@ class LevelCache:
             for level in range(first, last + 1):
                 if self._queues[level].num_pages > 0:
                     page = self._find_victim(level, True)
-                    if chosen == _NO_LEVEL or not self._order.ranks_under(self._victim, page):
+                    if chosen == _NO_LEVEL or not self._ranks_under(self._victim, page):
                         chosen = level
                         self._victim = page
             if not self._is_deferred(chosen, first):
                 return int(self._rows.level(self._victim))
+
+    def _ranks_under(self, page: i64, other: i64) -> bool:
+        return self._has_one_order and self._order.ranks_under(page, other)
 
     def _is_deferred(self, level: int, first: int) -> bool:
         num_left = len(self._queues) + MOST_STEPS
@@ -230,7 +218,7 @@ class LevelCache:
             below = self._find_below(int(self._victim - self._first_page), _NO_LEVEL)
             if below == _NO_BLOCK:
                 return False
-            if self._order.ranks_under(self._victim, below + self._first_page):
+            if self._ranks_under(self._victim, below + self._first_page):
                 self._queues[level].defer(self._victim, below + self._first_page)
                 return True
             num_left -= 1
@@ -245,16 +233,15 @@ class LevelCache:
                 self._goes_alone = True
 
     def _drop_found(self, most: int) -> None:
-        """The block of least value, and up to so many in all of equal value."""
+        """The block of least value, with up to ``most`` of its level in all."""
         victim = self._victim
         queue = self._queues[self._rows.level(victim)]
-        for _ in range(1 if self._goes_alone else int(self._order.count_alike(victim, most))):
-            self._drop(int(victim - self._first_page))
-            if queue.num_pages == 0:
-                break
+        self._drop(int(victim - self._first_page))
+        for _ in range(0 if self._goes_alone else min(most - 1, int(queue.num_pages))):
             victim = queue.first_to_drop()
             if int(victim - self._first_page) in self._children:
                 break
+            self._drop(int(victim - self._first_page))
 
     def _find_victim(self, level: int, is_dropped: bool) -> i64:
         queue = self._queues[level]

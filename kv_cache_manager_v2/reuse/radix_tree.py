@@ -389,9 +389,9 @@ class RadixTree(PageOwner):
                 if missing > 1 and self._drop_out_of_window(block, life_cycle, level, missing, cause, account):
                     continue
             elif block.only_child is not None or block.children is not None:
-                if storage.has_one_order and self._find_page_below(block, life_cycle, ANY_LEVEL) != NO_PAGE:
+                below = self._find_page_below(block, life_cycle, ANY_LEVEL)
+                if below != NO_PAGE and storage.last_level > 0:
                     return
-                below = self._find_page_below(block, life_cycle, level)
                 if below != NO_PAGE:
                     defer(storage, index, page, below)
                     continue

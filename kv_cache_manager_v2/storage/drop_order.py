@@ -1,4 +1,7 @@
-"""The drop order finds the page that is dropped where all levels are full and LEARNED: the one of least value, on whatever level it lies.
+"""The drop order finds the page that is dropped where all levels are full: the one of least value, on whatever level it lies.
+
+Where all levels are LEARNED any two pages can be compared (`LevelOrder`). Else each level says what it would drop, and these pages are
+compared by priority, and by whether they are evict-first; of equal ones the coldest goes.
 
 Of one path of the tree the leaf goes first, over levels too. The page of least value, `victim`, has a page below it on another level:
 
@@ -13,8 +16,8 @@ from typing import Final, final
 from mypy_extensions import i64, mypyc_attr
 
 from .page_owner import ANY_LEVEL
-from .page_queues import defer
-from .page_removal import find_page_below
+from .page_queues import defer, stands_first
+from .page_removal import find_page_below, find_victim
 from .page_rows import NO_PAGE
 from .page_storage import PageStorage
 from .victim_queue import NO_VICTIM
@@ -53,38 +56,40 @@ class DropOrder:
 
     def _find_least(self, first: i64, last: i64, pool_group: i64) -> i64:
         storage = self._storage
-        order = storage.level_orders[pool_group]
         found: i64 = NO_LEVEL
         for level in range(first, last + 1):
             index = level * storage.num_pool_groups + pool_group
             if storage.queues[index].num_pages > 0:
-                page = self._find_victim(index)
-                if found == NO_LEVEL or not order.ranks_under(self.victim, page):
+                page = find_victim(storage, index, True)
+                if found == NO_LEVEL or not self._ranks_under(self.victim, page, pool_group):
                     found = level
                     self.victim = page
         return found
 
-    def _find_victim(self, index: i64) -> i64:
-        """The next page that the level would drop."""
+    def _ranks_under(self, page: i64, other: i64, pool_group: i64) -> bool:
+        """Whether the page goes before the other one, whatever their levels. False where they are of equal value."""
         storage = self._storage
-        queue = storage.queues[index]
-        while True:
-            page = queue.first_to_drop()
-            below = find_page_below(storage, page, storage.rows.level(page))
-            if below == NO_PAGE:
-                return page
-            defer(storage, index, page, below)
+        if storage.has_one_order:
+            return storage.level_orders[pool_group].ranks_under(page, other)
+        priority = storage.rows.priority(page)
+        other_priority = storage.rows.priority(other)
+        if priority != other_priority:
+            return priority < other_priority
+        return self._goes_first(page, pool_group) and not self._goes_first(other, pool_group)
+
+    def _goes_first(self, page: i64, pool_group: i64) -> bool:
+        storage = self._storage
+        return stands_first(storage, page, storage.rows.level(page) * storage.num_pool_groups + pool_group)
 
     def _is_deferred(self, level: i64, first: i64, pool_group: i64) -> bool:
         """Whether the victim has more value now, as a page below it has. If not, the victim is one that may go."""
         storage = self._storage
-        order = storage.level_orders[pool_group]
         num_left = storage.num_levels + MOST_STEPS
         while True:
             below = find_page_below(storage, self.victim, ANY_LEVEL)
             if below == NO_PAGE or storage.rows.num_holds(below) > 0:
                 return False
-            if order.ranks_under(self.victim, below):
+            if self._ranks_under(self.victim, below, pool_group):
                 defer(storage, level * storage.num_pool_groups + pool_group, self.victim, below)
                 return True
             num_left -= 1
@@ -93,7 +98,7 @@ class DropOrder:
                 return False
             level = storage.rows.level(below)
             if num_left > MOST_STEPS:
-                self.victim = self._find_victim(level * storage.num_pool_groups + pool_group)
+                self.victim = find_victim(storage, level * storage.num_pool_groups + pool_group, True)
             else:
                 self.victim = below
                 self.goes_alone = True

@@ -76,8 +76,8 @@ class PageOwner(ContentKeys):
         """Drop the victims of a queue, one after another, until ``wanted`` slots are free or it is empty.
 
         For each: a page that `find_page_below` names goes first, the digest has the `VICTIM`, and then it is as with
-        `on_page_dropped`. One call, as evicting for a prompt takes as many slots as the prompt has pages. With one order over all
-        levels it ends early at a page that has others below it: others may have less value then.
+        `on_page_dropped`. One call, as evicting for a prompt takes as many slots as the prompt has pages. Of several
+        levels it ends early at a page that has others below it: the next page to drop may lie on another level then.
         """
 
 

@@ -7,8 +7,10 @@ from mypy_extensions import i64
 
 from ..events.removal_cause import CAPACITY, FAILURE, SHRUNK, UNREACHABLE
 from ..stats.page_counters import PageCounters
+from .page_queues import defer
 from .page_rows import LOW_MASK, NO_PAGE, ONE_HOLD, PLACE, ROW_WORDS, level_of_place, moved_place
 from .page_storage import PageStorage
+from .victim_queue import NO_VICTIM
 
 
 def place_page(storage: PageStorage, page: i64, level: i64, slot: i64) -> None:
@@ -94,6 +96,19 @@ def is_published(storage: PageStorage, page: i64) -> bool:
 def find_page_below(storage: PageStorage, page: i64, level: i64) -> i64:
     """As `PageOwner` says."""
     return storage.owner().find_page_below(page, level)
+
+
+def find_victim(storage: PageStorage, index: i64, is_dropped: bool) -> i64:
+    """The droppable page of least value of a queue that has some, to be dropped or to be offloaded. Of one path of the tree the leaf goes
+    first: a page with others below it on its level takes its place behind one of them."""
+    queue = storage.queues[index]
+    while True:
+        page = queue.first_to_drop() if is_dropped else queue.first()
+        assert page != NO_VICTIM, "no victim where one was counted"
+        below = find_page_below(storage, page, storage.rows.level(page))
+        if below == NO_PAGE:
+            return page
+        defer(storage, index, page, below)
 
 
 def settle_reads(storage: PageStorage, account: PageCounters | None = None) -> None:

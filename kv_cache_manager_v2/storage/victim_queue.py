@@ -93,10 +93,6 @@ class VictimQueue(metaclass=ABCMeta):
         """Whether a queued page was put before all others of its priority, as far as the policy knows that still."""
         return False
 
-    def count_first(self) -> i64:
-        """Queued pages of which that is known."""
-        return 0
-
     @abstractmethod
     def first(self) -> i64:
         """The next victim, or NO_VICTIM."""

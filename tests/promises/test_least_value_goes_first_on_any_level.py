@@ -86,13 +86,19 @@ def test_a_page_of_lower_priority_is_dropped_where_it_lies(num_levels: int) -> N
         manager.check_invariants()
 
 
-def test_levels_of_other_policies_have_an_order_each() -> None:
-    """Though its priority is lower, the page is offloaded, and the host drops one of its own."""
-    with manager_with([LEARNED, LRU], [4, 8]) as manager:
+@pytest.mark.parametrize("policies", [[LEARNED, LRU], [LRU, LEARNED], [LRU, LRU]])
+def test_levels_of_other_policies_are_compared_by_priority_alone(policies: list[EvictionPolicy]) -> None:
+    with manager_with(policies, [4, 8]) as manager:
         before = fill_with_low_priority_above(manager)
         serve(manager, prompt(4, 4))
+        assert written(manager) == before
+        assert manager.probe_reuse(input_tokens=prompt(3, 4)) == 0
+        # Those of prompt 4 have the priority of those on the host, which drops four of its own for them.
+        serve(manager, prompt(5, 4))
         assert written(manager) == before + 4
-        assert manager.probe_reuse(input_tokens=prompt(3, 4)) == 4 * BLOCK
+        assert sum([manager.probe_reuse(input_tokens=prompt(number, 4)) for number in (1, 2)]) == 4 * BLOCK
+        for number in (4, 5):
+            assert manager.probe_reuse(input_tokens=prompt(number, 4)) == 4 * BLOCK
 
 
 def serve_sessions_among_others(policy: EvictionPolicy) -> tuple[int, int]:

@@ -58,6 +58,7 @@ ELSEWHERE: dict[str, str] = {
     "storage/victim_queue.py NUM_PRIORITIES": "no limit",
     "storage/decision_digest.py NUM_SLOTS": "no limit",
     "storage/transfer_times.py MAX_PENDING": "timers under way: tests/unit/storage/test_transfer_times.py",
+    "storage/slot_reclaimer.py _MOST_LISTED": "victims of equal value: tests/unit/replay/test_level_cache.py",
     "storage/drop_order.py MOST_STEPS": "a bound of work: a path that changes its level more often than one of a test does",
     "storage/early_copies.py MOST_PUT_OFF": "pages that wait to be written: tests/promises/test_caches_outlive_their_process.py",
     "storage/move_batch.py _PAGES_PER_WEIGHTS": "pages written to a disk: tests/promises/test_caches_outlive_their_process.py",

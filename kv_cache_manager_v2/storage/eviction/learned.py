@@ -390,9 +390,6 @@ class LearnedQueue(VictimQueue):
     def stands_first(self, page: i64) -> bool:
         return self._notes.get(page) & (FIRST_BIT | STATUS_MASK) == FIRST_BIT | IN_USE
 
-    def count_first(self) -> i64:
-        return self.first_pages.num_pages
-
     # -- who is next --------------------------------------------------------------------------------------------------
 
     def first(self) -> i64:

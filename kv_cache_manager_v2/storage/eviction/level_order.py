@@ -8,12 +8,11 @@ from typing import Final, final
 
 from mypy_extensions import i64, mypyc_attr
 
-from ..page_rows import LINKS, LOW_MASK, ROW_WORDS, PageRows
-from ..victim_queue import NO_VICTIM
+from ..page_rows import PageRows
 from .hazard_model import NUM_BUCKETS
 from .page_notes import AGE_MASK, AGE_SHIFT, IN_SEGMENT, STATUS_MASK, UNKNOWN, segment_of_note, uses_of_note
 from .segment_records import SegmentRecords
-from .segment_table import COUNTS, KEY, LOW, PLACE, SEGMENT_WORDS, STAMP, STAMP_SHIFT, STATE, TRAITS_MASK, bucket_of_state
+from .segment_table import KEY, SEGMENT_WORDS, STAMP, STAMP_SHIFT, STATE, TRAITS_MASK, bucket_of_state
 from .segment_traits import AGE_SHIFT as AGE_TRAIT, level_of_uses, waits
 
 NEVER: Final = -1
@@ -54,30 +53,6 @@ class LevelOrder:
         ):  # fmt: skip
             return words[at + KEY] < words[at_other + KEY]
         return words[at + STAMP] < words[at_other + STAMP]
-
-    def following(self, page: i64) -> i64:
-        """The victim after the page, if that has the same value, or NO_VICTIM."""
-        rows = self._rows
-        note = self._records.notes.get(page)
-        following = rows.words[page * ROW_WORDS + LINKS] & LOW_MASK
-        if note & STATUS_MASK == IN_SEGMENT:
-            first = self._records.table.words[segment_of_note(note) * SEGMENT_WORDS + PLACE] & LOW
-            return NO_VICTIM if following == first else following
-        return NO_VICTIM if following < rows.first_page_of_blocks else following
-
-    def count_alike(self, page: i64, most: i64) -> i64:
-        """The next victims of a queue, ``page`` first, of equal value, up to ``most``; at least 1."""
-        note = self._records.notes.get(page)
-        if note & STATUS_MASK == IN_SEGMENT:
-            in_segment = self._records.table.words[segment_of_note(note) * SEGMENT_WORDS + COUNTS] & LOW
-            return in_segment if in_segment < most else most
-        count: i64 = 1
-        while count < most:
-            page = self.following(page)
-            if page == NO_VICTIM:
-                break
-            count += 1
-        return count
 
     def chance_of_reuse(self, page: i64) -> float:
         """How likely the page is reused at all, by what has come back so far; 0 for an evict-first one."""
