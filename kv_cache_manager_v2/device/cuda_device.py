@@ -118,6 +118,32 @@ def _validate_sizes(
         raise ValueError(f"staging_bytes is {staging_bytes}: it must be a multiple of {STAGING_SLOT_BYTES}")
 
 
+def _find_gpu(driver: CudaDriver, ordinal: int) -> Any:
+    """The driver's device of that number; `ValueError` if there is none, `LogicError` if it maps no memory page by page."""
+    driver.call("cuInit", 0)
+    num_devices: int = driver.call("cuDeviceGetCount")
+    if ordinal < 0 or ordinal >= num_devices:
+        raise ValueError(f"there is no cuda:{ordinal}: the CUDA driver sees {num_devices} GPUs, counted from 0")
+    device = driver.call("cuDeviceGet", ordinal)
+    attributes = driver.module.CUdevice_attribute
+    if not driver.call("cuDeviceGetAttribute", attributes.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, device):
+        raise LogicError(f"cuda:{ordinal} cannot map memory page by page; use the host device, or another GPU")
+    return device
+
+
+def _capability_of(driver: CudaDriver, device: Any) -> int:
+    """Ten times the major number, and the minor one."""
+    attributes = driver.module.CUdevice_attribute
+    major: int = driver.call("cuDeviceGetAttribute", attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device)
+    minor: int = driver.call("cuDeviceGetAttribute", attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device)
+    return 10 * major + minor
+
+
+def _name_of(driver: CudaDriver, ordinal: int, device: Any) -> str:
+    text: bytes = driver.call("cuDeviceGetName", 256, device)
+    return f"cuda:{ordinal} {text.split(bytes(1))[0].decode('utf-8', 'replace')}"
+
+
 def _find_placement(driver: CudaDriver, ordinal: int, device: Any) -> HostPlacement:
     bus_id: bytes = driver.call("cuDeviceGetPCIBusId", _PCI_BUS_ID_BYTES, device)
     node = find_numa_node(bus_id.split(bytes(1))[0].decode("ascii", "replace"))
@@ -218,31 +244,15 @@ class CudaDevice(Device):
         handle_kind = None if exportable_as is None else to_text(exportable_as, "exportable_as")
         waits_for_disk = to_bool(streams_wait_for_disk, "streams_wait_for_disk")
         checked = CudaDriver(load_driver_module() if driver is None else driver)
-        checked.call("cuInit", 0)
-        num_devices: int = checked.call("cuDeviceGetCount")
-        if ordinal < 0 or ordinal >= num_devices:
-            raise ValueError(f"there is no cuda:{ordinal}: the CUDA driver sees {num_devices} GPUs, counted from 0")
-        device = checked.call("cuDeviceGet", ordinal)
-        attributes = checked.module.CUdevice_attribute
-        if not checked.call(
-            "cuDeviceGetAttribute", attributes.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, device
-        ):
-            raise LogicError(f"cuda:{ordinal} cannot map memory page by page; use the host device, or another GPU")
-        major: int = checked.call(
-            "cuDeviceGetAttribute", attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device
-        )
-        minor: int = checked.call(
-            "cuDeviceGetAttribute", attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device
-        )
-        device_name: bytes = checked.call("cuDeviceGetName", 256, device)
+        device = _find_gpu(checked, ordinal)
         allocator = CudaAllocator(checked, ordinal, device, gpu_direct_rdma, others, handle_kind)
         gpu_memory = CudaMemory(checked, allocator, granularity_bytes, chunk_bytes)
         self._driver = checked
         self._captures = RelaxedCaptures(checked)
         self.ordinal = ordinal
-        self._name = f"cuda:{ordinal} {device_name.split(bytes(1))[0].decode('utf-8', 'replace')}"
+        self._name = _name_of(checked, ordinal, device)
         self._nvrtc_module = nvrtc
-        self._capability = 10 * major + minor
+        self._capability = _capability_of(checked, device)
         self._total_bytes = checked.call("cuDeviceTotalMem", device)
         self._host_granularity_bytes = granularity_bytes
         self._gpu_memory = gpu_memory
@@ -259,16 +269,9 @@ class CudaDevice(Device):
         self._context = CudaContext(checked, device)
         self._timers = CudaTimers(checked, self._context)
         self._disk = CudaDisk(
-            checked,
-            self._context,
-            self._host_memory,
-            self._copies,
-            OsFiles() if files is None else files,
-            granularity_bytes,
-            num_disk_threads,
-            staging_bytes // STAGING_SLOT_BYTES,
-            waits_for_disk,
-        )
+            checked, self._context, self._host_memory, self._copies, OsFiles() if files is None else files, granularity_bytes,
+            num_disk_threads, staging_bytes // STAGING_SLOT_BYTES, waits_for_disk,
+        )  # fmt: skip
 
     # -- properties ---------------------------------------------------------------------------------------------------
 

@@ -112,6 +112,7 @@ _MAX_BYTES_BUFFERED: Final = 256 << 20
 _MAX_REQUESTS_AT_ONCE: Final = 16
 _LEAST_HEARTBEAT: Final = 0.01
 _MOST_HEARTBEAT: Final = 3600.0
+_ENDPOINTS: Final = ("bind", "connect", "replay_endpoint", "snapshot_endpoint", "endpoint")
 
 _logger: Final = PackageLog("kv_cache_manager_v2")
 
@@ -196,74 +197,46 @@ class KVCacheEventPublisher(Handle):
     ) -> None:
         # First of all: `close` and `__del__` read it, also if the constructor fails.
         self._sender = None
-        self._context = None
-        self._socket = None
-        self._replay_socket = None
-        self._snapshot_socket = None
+        self._context = self._socket = self._replay_socket = self._snapshot_socket = None
         self._stop = threading.Event()
         self._error = None
         self._answers = []
-        events = to_instance(event_manager, KVCacheEventManager, "event_manager")
-        rank = int(to_count(data_parallel_rank, "data_parallel_rank"))
-        endpoints = [
-            None if given is None else offset_port(to_text(given, name), rank, name)
-            for name, given in (
-                ("bind", bind), ("connect", connect), ("replay_endpoint", replay_endpoint), ("snapshot_endpoint", snapshot_endpoint),
-                ("endpoint", endpoint),
-            )
-        ]  # fmt: skip
+        self._event_manager = events = to_instance(event_manager, KVCacheEventManager, "event_manager")
+        self._rank = rank = int(to_count(data_parallel_rank, "data_parallel_rank"))
+        given = (bind, connect, replay_endpoint, snapshot_endpoint, endpoint)
+        endpoints = [None if text is None else offset_port(to_text(text, name), rank, name) for name, text in zip(_ENDPOINTS, given)]
         if endpoints[0] is None and endpoints[1] is None:
             raise ValueError("bind and connect are None; give an address to bind, or one of a subscriber that binds")
-        heartbeat = _to_heartbeat(heartbeat_seconds)
-        encoded_topic = _to_topic(topic)
-        named_dialect = to_text(dialect, "dialect")
-        if named_dialect not in DIALECTS:
-            raise ValueError(f"dialect is {named_dialect!r}; there are {', '.join(DIALECTS)}")
-        sequence = _to_first_sequence(first_sequence)
-        num_buffered = int(to_count(buffer_batches, "buffer_batches"))
+        self._heartbeat = _to_heartbeat(heartbeat_seconds)
+        self._topic = _to_topic(topic)
+        self._sequence = _to_first_sequence(first_sequence)
+        self._buffer = ReplayBuffer(int(to_count(buffer_batches, "buffer_batches")), self._sequence)
         most_waiting = _to_int32(high_water_mark, "high_water_mark")
         names = {} if lora_names is None else _to_lora_names(lora_names)
-        linger = _to_int32(linger_ms, "linger_ms")
-        if events.max_kv_event_entries == 0 or events.tokens_per_block == 0:
-            raise LogicError(
-                "the event manager has nothing to publish: "
-                + (
-                    "its max_kv_event_entries is 0"
-                    if events.max_kv_event_entries == 0
-                    else "give it to a KVCacheManager first"
-                )
-            )
-        try:
-            import msgspec
-        except ImportError as error:
-            raise missing_package("KVCacheEventPublisher", "msgspec", error) from error
+        named_dialect = _to_dialect(dialect)
+        self._linger_ms = _to_int32(linger_ms, "linger_ms")
+        _require_something_to_publish(events)
+        self._pack = _make_encoder()
         load_zmq()  # fails before anything is open
         self._keys = to_consumer_keys(curve, curve_consumers)
 
-        self._event_manager = events
-        self._topic = encoded_topic
-        self._rank = rank
-        self._sequence = sequence
-        self._pack = msgspec.msgpack.Encoder()
-        self._buffer = ReplayBuffer(num_buffered, self._sequence)
-        self._num_batches = 0
-        self._num_lost = 0
-        self._linger_ms = linger
+        self._num_batches = self._num_lost = 0
         self._publisher_id = uuid.uuid4().hex
-        self._heartbeat = heartbeat
         self._last_sent = 0.0
         self._endpoint = endpoints[4] or endpoints[0]
-        self._replay_endpoint = endpoints[2]
-        self._snapshot_endpoint = endpoints[3]
+        self._replay_endpoint, self._snapshot_endpoint = endpoints[2:4]
         shared = events._begin_publishing(SharedCopies(len(events.cache_tiers), events.hash_algo))
         assert isinstance(shared, SharedCopies)
         self._shared = shared
         self._translator = WireTranslator(events.tokens_per_block, events.cache_tiers, events.layer_group_kinds, names, shared)
         self._writer = WireWriter(self._pack, named_dialect, self._translator.has_groups)
+        self._begin(most_waiting, endpoints[1], "bind" if endpoint is None else "endpoint")
+
+    def _begin(self, high_water_mark: int, connect: str | None, bind_name: str) -> None:
         try:
-            shared.begin()
-            events.flush_iteration_events()
-            self._open(most_waiting, endpoints[1], "bind" if endpoint is None else "endpoint")
+            self._shared.begin()
+            self._event_manager.flush_iteration_events()
+            self._open(high_water_mark, connect, bind_name)
             thread = threading.Thread(target=self._run, name="kv-event-publisher", daemon=True)
             self._sender = thread
             thread.start()
@@ -534,6 +507,28 @@ def _split(events: list[WireEvent]) -> list[list[WireEvent]]:
         if isinstance(event, BlockStored):
             num_tokens += len(event.token_ids)
     return parts
+
+
+def _require_something_to_publish(events: KVCacheEventManager) -> None:
+    if events.max_kv_event_entries == 0:
+        raise LogicError("the event manager has nothing to publish: its max_kv_event_entries is 0")
+    if events.tokens_per_block == 0:
+        raise LogicError("the event manager has nothing to publish: give it to a KVCacheManager first")
+
+
+def _make_encoder() -> Any:
+    try:
+        import msgspec
+    except ImportError as error:
+        raise missing_package("KVCacheEventPublisher", "msgspec", error) from error
+    return msgspec.msgpack.Encoder()
+
+
+def _to_dialect(dialect: object) -> str:
+    text = to_text(dialect, "dialect")
+    if text not in DIALECTS:
+        raise ValueError(f"dialect is {text!r}; there are {', '.join(DIALECTS)}")
+    return text
 
 
 def _to_heartbeat(value: SupportsFloat | None) -> float | None:
