@@ -81,14 +81,14 @@ def _describe_sequence(state: SequenceState) -> StateDump:
     dump: StateDump = {
         "id": state.id,
         "status": "active" if state.status == ACTIVE else "suspended",
-        "scope": [state.scope.lora_id, state.scope.salt],
+        "scope": [state.request.scope.lora_id, state.request.scope.salt],
         "capacity": int(state.capacity),
         "history": int(state.history),
         "committed": int(state.num_committed),
         "published_blocks": int(state.num_published),
-        "shares_last_block": state.tail_is_shared,
+        "shares_last_block": state.tail.is_shared,
         "forked_blocks": [_describe_forked(state, ordinal) for ordinal in range(state.num_published, state.forked_end)],
-        "is_committing": state.is_committing,
+        "is_committing": state.tail.is_committing,
         "stream": state.stream,
         "page_slots": pages,
         "page_levels": levels,
@@ -97,7 +97,7 @@ def _describe_sequence(state: SequenceState) -> StateDump:
             for group in range(state.shared.num_life_cycles)
         ],
     }
-    links = state.planned
+    links = state.sharing.planned
     if links is not None:
         dump["planned"] = {
             "offered_blocks": [int(planned.ordinal) for planned in links.offered],
@@ -105,17 +105,17 @@ def _describe_sequence(state: SequenceState) -> StateDump:
             "writers": [planned.writer.id for planned in links.read],
             "valid_tokens": None if links.valid_tokens == NOT_VOID else int(links.valid_tokens),
         }
-    if state.twins is not None:
+    if state.sharing.twins is not None:
         dump["twins"] = [_list_twins(state, life_cycle) for life_cycle in range(state.shared.num_life_cycles)]
     if has_lost_page(state):
         dump["has_lost_pages"] = True
-    if len(state.beams) > 0:
-        dump["beams"] = [_describe_sequence(beam) for beam in state.beams]
+    if len(state.sharing.beams) > 0:
+        dump["beams"] = [_describe_sequence(beam) for beam in state.sharing.beams]
     if state.shared.has_state:
         life_cycle = state.shared.state_life_cycle
         dump["state_life_cycle"] = int(life_cycle)
-        dump["state_slots"] = [int(rows.slot(block.first_page + life_cycle)) for block in state.state_blocks]
-        dump["state_levels"] = [int(rows.level(block.first_page + life_cycle)) for block in state.state_blocks]
+        dump["state_slots"] = [int(rows.slot(block.first_page + life_cycle)) for block in state.recurrent.state_blocks]
+        dump["state_levels"] = [int(rows.level(block.first_page + life_cycle)) for block in state.recurrent.state_blocks]
     return dump
 
 

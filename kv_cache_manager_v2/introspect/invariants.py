@@ -88,12 +88,12 @@ def _with_beams(states: Sequence[SequenceState]) -> list[SequenceState]:
     found: list[SequenceState] = []
     for state in states:
         found.append(state)
-        _require(state.has_beams == (len(state.beams) > 0), f"sequence {state.id} has {len(state.beams)} further beams")
-        for beam in state.beams:
+        _require(state.has_beams == (len(state.sharing.beams) > 0), f"sequence {state.id} has {len(state.sharing.beams)} further beams")
+        for beam in state.sharing.beams:
             found.append(beam)
             ours = (state.status, state.stream, state.capacity, state.history, state.num_committed, state.num_published)
             theirs = (beam.status, beam.stream, beam.capacity, beam.history, beam.num_committed, beam.num_published)
-            _require(beam.has_beams and len(beam.beams) == 0, f"a beam of sequence {state.id} has beams of its own")
+            _require(beam.has_beams and len(beam.sharing.beams) == 0, f"a beam of sequence {state.id} has beams of its own")
             _require(ours == theirs, f"the beams of sequence {state.id} differ: {ours} and {theirs}")
             _require(beam.tail.packed() == state.tail.packed(), f"the beams of sequence {state.id} have other tokens")
     return found
@@ -194,7 +194,7 @@ def _check_sequence(state: SequenceState, tally: _Tally) -> None:
         state.next_slow_capacity in (0, state.compute_next_slow_capacity()),
         f"{name}: a resize below {state.next_slow_capacity} was taken for one that changes the numbers only",
     )
-    num_read = 0 if state.planned is None else len(state.planned.read)
+    num_read = 0 if state.sharing.planned is None else len(state.sharing.planned.read)
     tail_tokens = state.num_committed - (state.num_published + num_read) * shared.tokens_per_block
     _require(state.tail.count == tail_tokens, f"{name} has {state.tail.count} tail tokens, not {tail_tokens}")
     tally.num_digests += _count_digests(state.tail.packed())
@@ -204,7 +204,7 @@ def _check_sequence(state: SequenceState, tally: _Tally) -> None:
     _check_state_blocks(state, tally)
     for life_cycle in range(shared.num_life_cycles):
         begin = shared.compute_window_begin(life_cycle, state.history)
-        is_void = state.planned is not None and state.planned.valid_tokens != NOT_VOID
+        is_void = state.sharing.planned is not None and state.sharing.planned.valid_tokens != NOT_VOID
         _require(is_void or state.window_begins[life_cycle] == begin, f"{name}: the window of life cycle {life_cycle} begins wrong")
         entries = state.tables[life_cycle].view().tolist()
         _require(len(entries) == num_blocks, f"{name}: page table {life_cycle} has {len(entries)} entries")
@@ -243,7 +243,7 @@ def _check_planned(shared: SharedState, states: Sequence[SequenceState], tally: 
         _require(planned.writer.blocks[planned.ordinal] is planned.block, f"{name} is not the writer's block {planned.ordinal}")
         _require(planned.block.parent is None, f"{name} is published")
     for state in states:
-        links = state.planned
+        links = state.sharing.planned
         if links is None:
             continue
         name = f"sequence {state.id}"
@@ -261,13 +261,13 @@ def _check_planned(shared: SharedState, states: Sequence[SequenceState], tally: 
             ordinal += 1
     for planned in every:
         for reader in planned.readers:
-            is_known = reader.planned is not None and planned in reader.planned.read
+            is_known = reader.sharing.planned is not None and planned in reader.sharing.planned.read
             _require(is_known, f"planned {_name(planned.block)}: sequence {reader.id} does not read it")
 
 
 def _check_twins(state: SequenceState, tally: _Tally) -> None:
     """An active sequence keeps pages of its own of published blocks only where indices stay: then others have the published page locked."""
-    if state.twins is None:
+    if state.sharing.twins is None:
         return
     shared = state.shared
     rows = shared.storage.rows
@@ -277,7 +277,7 @@ def _check_twins(state: SequenceState, tally: _Tally) -> None:
     assert shared.twin_pages is not None
     pages = shared.twin_pages.pages()
     private: set[int] = set()
-    for key, twin in state.twins.items():
+    for key, twin in state.sharing.twins.items():
         ordinal, life_cycle = divmod(key, int(shared.num_life_cycles))
         block = shared.tree.pool.block_of_page(twin)
         _require(twin == block.first_page + life_cycle, f"{name}: the twin of block {ordinal} is of another life cycle")
@@ -297,17 +297,17 @@ def _check_state_blocks(state: SequenceState, tally: _Tally) -> None:
     """The private blocks of the recurrent state, one page each; they exist from the first resume on."""
     shared = state.shared
     name = f"sequence {state.id}"
-    num_blocks = len(state.state_blocks)
+    num_blocks = len(state.recurrent.state_blocks)
     _require(num_blocks in (0, shared.num_state_slots), f"{name} has {num_blocks} slots of recurrent state")
     is_active = state.status == ACTIVE
-    snapshot = state.matched_snapshot
+    snapshot = state.recurrent.matched_snapshot
     if snapshot is not None:
         page = int(snapshot.first_page + shared.state_life_cycle)
         _require(num_blocks == 0, f"{name} has its recurrent state and still holds the snapshot that it started from")
         _require(shared.storage.rows.has_page(page), f"{name} holds a snapshot that is not there")
         tally.holds[page] = tally.holds.get(page, 0) + 1
     _require(num_blocks == shared.num_state_slots or not is_active, f"{name} is active and has no recurrent state")
-    for block in state.state_blocks:
+    for block in state.recurrent.state_blocks:
         _require(block.parent is None, f"{name}: its recurrent state is in the tree")
         _require(int(block.first_page) not in tally.private_owners, f"{name}: its recurrent state has two owners")
         tally.private_owners[int(block.first_page)] = 1
@@ -332,11 +332,11 @@ def _check_path(state: SequenceState, tally: _Tally) -> None:
         _require(parent is not None, f"{name}: block {ordinal} is not in the tree")
         if parent is not None:
             block = parent
-    _require(block is state.shared.tree.find_root(state.scope), f"{name}: its path does not begin at its scope's root")
+    _require(block is state.shared.tree.find_root(state.request.scope), f"{name}: its path does not begin at its scope's root")
     for ordinal in range(state.num_published, state.num_blocks):
         block = state.blocks[ordinal]
         first_page = int(block.first_page)
-        is_tail = ordinal == state.num_published and state.tail_is_shared
+        is_tail = ordinal == state.num_published and state.tail.is_shared
         if block.parent is not None:
             above = state.path_end if ordinal == state.num_published else state.blocks[ordinal - 1]
             _require(is_tail or ordinal < state.forked_end, f"{name}: block {ordinal} is in the tree and not known to be shared")

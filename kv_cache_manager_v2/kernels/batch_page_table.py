@@ -286,8 +286,8 @@ class BatchPageTable(Handle):
             raise ValueError(f"kv_cache is {joining!r}, which belongs to another manager")
         if state.status == CLOSED:
             raise LogicError(f"sequence {state.id}: it cannot join a batch after close(); make a new sequence with create_kv_cache()")
-        if not 0 <= beam <= len(state.beams):
-            raise ValueError(f"beam_id is {beam}; the beam width of sequence {state.id} is {len(state.beams) + 1}")
+        if not 0 <= beam <= len(state.sharing.beams):
+            raise ValueError(f"beam_id is {beam}; the beam width of sequence {state.id} is {len(state.sharing.beams) + 1}")
         if self._rows.find(state, beam) >= 0:
             raise ValueError(f"sequence {state.id}, beam {beam}, is in the table already")
         row = len(self._rows)

@@ -69,7 +69,7 @@ class BatchRows:
         return -1
 
     def add(self, owner: SequenceState, beam: int) -> None:
-        state = owner if beam == 0 else owner.beams[beam - 1]
+        state = owner if beam == 0 else owner.sharing.beams[beam - 1]
         self.states.append(state)
         self.owners.append(owner)
         self.beams.append(beam)

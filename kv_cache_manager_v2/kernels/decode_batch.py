@@ -152,7 +152,7 @@ class DecodeBatch(Handle):
             self._take_small_steps(states, packed, num_inputs)
             self.table._validate_outputs()
             for other in self._others:
-                if other.awaits_reads:
+                if other.arrivals.awaits_reads:
                     wait_for_reads(other)
             histories = self._rows.histories
             for index, other in enumerate(self._others):
@@ -202,7 +202,7 @@ class DecodeBatch(Handle):
                     num_committed <= old_capacity
                     and num_committed < (num_published + 1) * size
                     and state.forked_end <= num_published
-                    and state.is_committing
+                    and state.tail.is_committing
                 )
                 if history < num_committed:
                     history = num_committed
@@ -236,7 +236,7 @@ class DecodeBatch(Handle):
             if state.forked_end > state.num_published:
                 validate_shared_block(state, row, packed, self._others, self._other_rows, _CALL)
         elif state.has_beams:
-            raise LogicError(f"sequence {state.id}: {_CALL}() with {len(state.beams) + 1} beams; members of a DecodeBatch have one")
+            raise LogicError(f"sequence {state.id}: {_CALL}() with {len(state.sharing.beams) + 1} beams; members of a DecodeBatch have one")
         validate_resize(state, capacity, history)
         if capacity > self._max_capacity:
             raise ValueError(
@@ -267,15 +267,15 @@ class DecodeBatch(Handle):
                 if len(packed) > 0:
                     token = token_at(packed, row)
                     if token >= 0:
-                        journal.commit_one(state.serial, i64(token))
-                journal.grow(state.serial, state.capacity, state.history)
+                        journal.commit_one(state.request.serial, i64(token))
+                journal.grow(state.request.serial, state.capacity, state.history)
 
     def _take_out(self, states: list[SequenceState], refused: list[int], refusals: list[Refusal]) -> list[tuple[KVCache, Refusal]]:
         """Members without room leave the batch."""
         handles: dict[int, KVCache] = {}
         for kv_cache in self._manager.open_kv_caches:
-            handles[kv_cache._state_for_batch().serial] = kv_cache
-        left = [(handles[states[row].serial], refusal) for row, refusal in zip(refused, refusals, strict=True)]
+            handles[kv_cache._state_for_batch().request.serial] = kv_cache
+        left = [(handles[states[row].request.serial], refusal) for row, refusal in zip(refused, refusals, strict=True)]
         for row in reversed(refused):
             self.table._remove_row(row)
         rows = self._rows

@@ -82,7 +82,7 @@ class BatchStep:
         try:
             self._take_small_steps(new_capacities, new_histories)
             for index, other in enumerate(self._others):
-                if other.planned is not None:
+                if other.sharing.planned is not None:
                     position = self._other_positions[index]
                     history = new_histories[position] if has_histories else other.history
                     validate_others(other, new_capacities[position], history, self._number, self._call)
@@ -202,7 +202,7 @@ class BatchStep:
 
     def _wait_for_reads(self) -> None:
         for other in self._others:
-            if other.awaits_reads:
+            if other.arrivals.awaits_reads:
                 wait_for_reads(other)
 
     # -- the changes --------------------------------------------------------------------------------------------------
@@ -252,9 +252,9 @@ class BatchStep:
         for position in range(begin, end):
             state = self._state_at(position)
             if len(self._old_histories) == 0 or state.history == self._old_histories[position]:
-                journal.grow(state.serial, state.capacity, state.history)
+                journal.grow(state.request.serial, state.capacity, state.history)
             else:
-                journal.move(state.serial, state.capacity, state.history)
+                journal.move(state.request.serial, state.capacity, state.history)
 
     def _append_tokens(self, begin: i64, end: i64, packed: bytes) -> None:
         journal = self._shared.journal
@@ -264,29 +264,29 @@ class BatchStep:
             token = token_at(packed, position)
             make_small_commit(state, token)
             if is_recording:
-                journal.commit_one(state.serial, i64(token))
+                journal.commit_one(state.request.serial, i64(token))
 
 
 def resize_in_batch(state: SequenceState, capacity: i64, history: i64) -> bool:
     """A validated resize of a batch call that is not small, recorded."""
-    if len(state.arrivals) > 0:
+    if len(state.arrivals.points) > 0:
         settle_arrivals(state)
     old_history = state.history
     result = try_resize(state, capacity, history)
-    state.shared.journal.resize(state.serial, capacity, history, old_history, result)
+    state.shared.journal.resize(state.request.serial, capacity, history, old_history, result)
     return result
 
 
 def commit_in_batch(state: SequenceState, packed: bytes, position: i64) -> None:
     """A validated commit of the token at ``position``, recorded."""
     token = token_at(packed, position)
-    if len(state.arrivals) > 0:
+    if len(state.arrivals.points) > 0:
         settle_arrivals(state)
     if state.forked_end > state.num_published:
         commit_packed(state, piece_at(packed, position))
     else:
         commit_token(state, token)
-    state.shared.journal.commit_one(state.serial, i64(token))
+    state.shared.journal.commit_one(state.request.serial, i64(token))
 
 
 def validate_shared_block(

@@ -31,7 +31,7 @@ def plan_drop(state: SequenceState) -> CommittedBlockDrop | None:
     is_partial = len(blocks) > state.num_published
     num_tokens = state.num_committed if is_partial else state.num_published * shared.tokens_per_block
     number = shared.drop_plans.make(blocks, num_tokens)
-    shared.journal.record(PLAN_DROP, state.serial)
+    shared.journal.record(PLAN_DROP, state.request.serial)
     return CommittedBlockDrop(shared, number)
 
 

@@ -179,7 +179,7 @@ class KVCache(Handle):
             stream = state.stream if cuda_stream is None else to_stream(cuda_stream, state.shared.device)
             waits = to_bool(wait, "wait")
             result = not refuse_other_stream(state, stream) and residency.try_resume(state, stream, waits)
-            journal.resume(state.serial, stream, result)
+            journal.resume(state.request.serial, stream, result)
             return result
 
     @property
@@ -209,7 +209,7 @@ class KVCache(Handle):
             if not 0 <= level < num_levels:
                 raise ValueError(f"target_level is {level}; there are {num_levels} cache levels")
             result = prefetching.try_prefetch(state, level)
-            journal.record(PREFETCH, state.serial, level, int(result))
+            journal.record(PREFETCH, state.request.serial, level, int(result))
             return result
 
     def suspend(self) -> None:
@@ -221,7 +221,7 @@ class KVCache(Handle):
             state.shared.order.postpone()
             if state.counters is not None:
                 state.counters.record_suspended()
-            journal.record(SUSPEND, state.serial)
+            journal.record(SUSPEND, state.request.serial)
 
     def close(self, continues: Given[bool | None] = None) -> None:
         """Release everything; committed pages become droppable, and the tail of the sequence is evicted first.
@@ -239,7 +239,7 @@ class KVCache(Handle):
             return
         with state.shared.guard:
             if hint != NO_HINT:
-                state.continues = hint
+                state.request.continues = hint
             self._open_sequences.close(state)
 
     def rewind(self, num_tokens: SupportsIndex) -> int:
@@ -262,7 +262,7 @@ class KVCache(Handle):
             packed = pack_committed(state)[: int(count) * TOKEN_BYTES]
             self._open_sequences.rewind(state, packed, self._manager._usage_recorder())
             num_kept = int(state.num_committed)
-            journal.record(REWIND, state.serial, count, num_kept)
+            journal.record(REWIND, state.request.serial, count, num_kept)
             return num_kept
 
     def fork(self, id: SupportsIndex | None = None) -> KVCache:
@@ -285,21 +285,19 @@ class KVCache(Handle):
             validate_fork(state, "fork")
             self._open_sequences.require_room(state.shared, 1, "fork()")
             if state.has_beams:
-                raise LogicError(f"sequence {state.id}: fork() with {len(state.beams) + 1} beams; set beam_width to 1 first")
-            if len(state.state_blocks) > 0 and len(state.arrivals) > 0:
+                raise LogicError(f"sequence {state.id}: fork() with {len(state.sharing.beams) + 1} beams; set beam_width to 1 first")
+            if len(state.recurrent.state_blocks) > 0 and len(state.arrivals.points) > 0:
                 # The copy of the recurrent state reads it on the sequence's stream.
                 page_arrivals.await_arrivals(state)
-            child = SequenceState(
-                state.shared, serial, sequence_id, state.scope, state.stream, state.priority_callback
-            )
-            child.is_counted = state.is_counted
+            request = state.request.fork(serial, sequence_id, state.request.priority_callback)
+            child = SequenceState(state.shared, request, state.stream)
             if not try_fork(state, child):
                 # A refusal is a decision, and `adjust` goes by it.
-                journal.record(FORK, state.serial, 0)
+                journal.record(FORK, state.request.serial, 0)
                 raise OutOfPagesError(self._refusal_text())
             record_fork(child)
             kv_cache = KVCache(child, self._manager, self._open_sequences)
-            journal.record(FORK, state.serial, 1)
+            journal.record(FORK, state.request.serial, 1)
             return kv_cache
 
     # -- room ----------------------------------------------------------------------------------------------------------
@@ -330,11 +328,11 @@ class KVCache(Handle):
             new_capacity = state.capacity if capacity is None else to_count(capacity, "capacity")
             new_history = state.history if history_length is None else to_count(history_length, "history_length")
             validate_resize(state, new_capacity, new_history)
-            if len(state.arrivals) > 0:
+            if len(state.arrivals.points) > 0:
                 page_arrivals.await_arrivals(state)
             old_history = state.history
             result = try_resize(state, new_capacity, new_history)
-            journal.resize(state.serial, new_capacity, new_history, old_history, result)
+            journal.resize(state.request.serial, new_capacity, new_history, old_history, result)
             return result
 
     def find_refusal(self, capacity: SupportsIndex | None = None, history_length: SupportsIndex | None = None) -> Refusal | None:
@@ -403,7 +401,7 @@ class KVCache(Handle):
                 validate_scratch_switch(state, is_wanted)
                 state.scratch.is_enabled = is_wanted
                 state.next_slow_capacity = 0
-                journal.record(SCRATCH, state.serial, int(is_wanted))
+                journal.record(SCRATCH, state.request.serial, int(is_wanted))
 
     # -- tokens --------------------------------------------------------------------------------------------------------
 
@@ -448,11 +446,11 @@ class KVCache(Handle):
             if not is_plain:
                 commit_of_beams(state, accepted_input_tokens, beam_search_indices, num_heads)
                 return
-            if len(state.arrivals) > 0:
+            if len(state.arrivals.points) > 0:
                 page_arrivals.settle_arrivals(state)
             if token >= 0 and state.num_committed < state.capacity and state.forked_end <= state.num_published:
                 commit_steps.commit_token(state, token)
-                journal.commit_one(state.serial, i64(token))
+                journal.commit_one(state.request.serial, i64(token))
             else:
                 commit_any(state, accepted_input_tokens)
 
@@ -464,9 +462,9 @@ class KVCache(Handle):
             self._require_committing("commit")
             if state.has_beams or beam_search_indices is not None:
                 commit_of_beams(state, tokens, beam_search_indices, num_heads)
-                journal.record(STOP, state.serial, NO_HINT)
+                journal.record(STOP, state.request.serial, NO_HINT)
             else:
-                if len(state.arrivals) > 0:
+                if len(state.arrivals.points) > 0:
                     page_arrivals.settle_arrivals(state)
                 commit_last(state, tokens)
             commit_steps.stop_committing(state, False)
@@ -484,7 +482,7 @@ class KVCache(Handle):
         with state.shared.guard:
             self._require_one_beam_committing("commit_input")
             count = ALL_LEFT if num_tokens is None else to_count(num_tokens, "num_tokens")
-            if len(state.arrivals) > 0:
+            if len(state.arrivals.points) > 0:
                 page_arrivals.settle_arrivals(state)
             commit_given(state, count)
 
@@ -504,7 +502,7 @@ class KVCache(Handle):
         with state.shared.guard:
             self._require_committing("commit_tree")
             if state.has_beams:
-                raise LogicError(f"sequence {state.id}: commit_tree() with {len(state.beams) + 1} beams")
+                raise LogicError(f"sequence {state.id}: commit_tree() with {len(state.sharing.beams) + 1} beams")
             require_unplanned(state, "commit_tree")
             if state.shared.has_state:
                 raise LogicError(f"sequence {state.id}: commit_tree() with recurrent layers; their state is of the whole tree")
@@ -539,12 +537,12 @@ class KVCache(Handle):
             self._require_open("stop_committing")
             hint = NO_HINT if continues is None else _to_hint(continues)
             require_committed_before(state, "stop_committing")
-            if len(state.arrivals) > 0:
+            if len(state.arrivals.points) > 0:
                 page_arrivals.settle_arrivals(state)
             commit_steps.stop_committing(state, False)
             if hint != NO_HINT:
-                state.continues = hint
-            journal.record(STOP, state.serial, hint)
+                state.request.continues = hint
+            journal.record(STOP, state.request.serial, hint)
 
     @property
     def num_committed_tokens(self) -> int:
@@ -561,7 +559,7 @@ class KVCache(Handle):
     def match_info(self) -> MatchedTokens:
         """The match when the sequence was made: attention up to one length, recurrent state up to another."""
         state = self._state
-        return MatchedTokens(int(state.attention_tokens), int(state.state_tokens), int(state.planned_tokens))
+        return MatchedTokens(int(state.recurrent.attention_tokens), int(state.recurrent.state_tokens), int(state.recurrent.planned_tokens))
 
     @property
     def next_snapshot_position(self) -> int | None:
@@ -571,8 +569,8 @@ class KVCache(Handle):
         no recurrent layers, or after `stop_committing`.
         """
         state = self._state
-        plan = state.snapshot_plan
-        if plan is None or not state.is_committing:
+        plan = state.recurrent.snapshot_plan
+        if plan is None or not state.tail.is_committing:
             return None
         return plan.find_next(state.num_committed)
 
@@ -587,7 +585,7 @@ class KVCache(Handle):
         closed, or, to widen, before the first resume of a partial match, with scratch reuse on (`enable_swa_scratch_reuse`), or
         where `fork` is one; `OutOfPagesError`, and nothing has changed, if there is no slot for a beam's recurrent state.
         """
-        return len(self._state.beams) + 1
+        return len(self._state.sharing.beams) + 1
 
     @beam_width.setter
     def beam_width(self, beam_width: Given[int]) -> None:
@@ -600,14 +598,14 @@ class KVCache(Handle):
                 raise ValueError("beam_width is 0; a sequence has at least one beam")
             if width > _MAX_BEAM_WIDTH:
                 raise ValueError(f"beam_width is {width}; a sequence has at most {_MAX_BEAM_WIDTH} beams")
-            self._open_sequences.require_room(state.shared, width - len(state.beams) - 1, f"beam_width = {width}")
+            self._open_sequences.require_room(state.shared, width - len(state.sharing.beams) - 1, f"beam_width = {width}")
             try:
                 is_other = change_width(state, width)
             except OutOfPagesError:
-                journal.record(BEAM_WIDTH, state.serial, width, 0)
+                journal.record(BEAM_WIDTH, state.request.serial, width, 0)
                 raise
             if is_other:
-                journal.record(BEAM_WIDTH, state.serial, width, 1)
+                journal.record(BEAM_WIDTH, state.request.serial, width, 1)
 
     def reorder_beams(self, parents: Sequence[SupportsIndex]) -> None:
         """Beam ``i`` goes on from what beam ``parents[i]`` has: a beam may go on in several, and others end.
@@ -621,7 +619,7 @@ class KVCache(Handle):
         with state.shared.guard as journal:
             self._require(ACTIVE, "reorder_beams")
             self._require_valid("reorder_beams")
-            width = len(state.beams) + 1
+            width = len(state.sharing.beams) + 1
             found = to_counts(to_list(parents, "parents"), "one of parents")
             if len(found) != width or max([int(parent) for parent in found]) >= width:
                 raise ValueError(
@@ -630,10 +628,10 @@ class KVCache(Handle):
                 )
             if width == 1:
                 return
-            if len(state.arrivals) > 0:
+            if len(state.arrivals.points) > 0:
                 page_arrivals.await_arrivals(state)
             reorder(state, found)
-            journal.reorder(state.serial, found)
+            journal.reorder(state.request.serial, found)
 
     # -- transfers and planned drops -----------------------------------------------------------------------------------
 
@@ -651,7 +649,7 @@ class KVCache(Handle):
             self._require(ACTIVE, "reserve_transfer")
             self._require_valid("reserve_transfer")
             if state.has_beams:
-                raise LogicError(f"sequence {state.id}: reserve_transfer() with {len(state.beams) + 1} beams")
+                raise LogicError(f"sequence {state.id}: reserve_transfer() with {len(state.sharing.beams) + 1} beams")
             begin = to_count(begin_block, "begin_block")
             end = state.num_blocks if end_block is None else to_count(end_block, "end_block")
             if not begin <= end <= state.num_blocks:
@@ -659,13 +657,13 @@ class KVCache(Handle):
             if end > state.num_published:
                 require_unplanned(state, "reserve_transfer")
             self._open_sequences.require_room(state.shared, 1, "reserve_transfer()")
-            if len(state.arrivals) > 0:
+            if len(state.arrivals.points) > 0:
                 # The other side's work is behind this stream, which must be behind the pages.
                 page_arrivals.await_arrivals(state)
             guard.begin_change()
             lease = lease_blocks(state, begin, end)
             guard.end_change()
-            journal.record(RESERVE, state.serial, begin, end)
+            journal.record(RESERVE, state.request.serial, begin, end)
             return TransferLease(state.shared, lease)
 
     def plan_committed_block_drop(self) -> CommittedBlockDrop | None:
@@ -677,7 +675,7 @@ class KVCache(Handle):
         with state.shared.guard:
             self._require_open("plan_committed_block_drop")
             self._require_valid("plan_committed_block_drop")
-            if state.is_committing:
+            if state.tail.is_committing:
                 raise LogicError(
                     f"sequence {state.id}: plan_committed_block_drop() while its published text may still grow; "
                     f"stop_committing() first"
@@ -791,7 +789,7 @@ class KVCache(Handle):
             stream = to_stream(to_int(cuda_stream, "cuda_stream"), state.shared.device)
             validate_stream(state, stream)
             residency.change_stream(state, stream)
-            journal.record(STREAM, state.serial, stream)
+            journal.record(STREAM, state.request.serial, stream)
 
     # -- facts ---------------------------------------------------------------------------------------------------------
 
@@ -813,7 +811,7 @@ class KVCache(Handle):
     @property
     def reuse_scope(self) -> ReuseScope:
         """Whose blocks it matches and publishes."""
-        return self._state.scope
+        return self._state.request.scope
 
     @property
     def statistics(self) -> UsageStatistics:
@@ -835,9 +833,9 @@ class KVCache(Handle):
         state = self._state
         if beam == DEFAULT_BEAM_INDEX:
             return state
-        if not 0 < beam <= len(state.beams):
-            raise ValueError(f"beam_id is {beam}; the beam width is {len(state.beams) + 1}")
-        return state.beams[beam - 1]
+        if not 0 < beam <= len(state.sharing.beams):
+            raise ValueError(f"beam_id is {beam}; the beam width is {len(state.sharing.beams) + 1}")
+        return state.sharing.beams[beam - 1]
 
     def _group(self, layer_group_id: SupportsIndex) -> int:
         self._state.shared.guard.require_sound()
@@ -860,20 +858,20 @@ class KVCache(Handle):
             )
 
     def _require_valid(self, call: str) -> None:
-        if self._state.planned is not None:
+        if self._state.sharing.planned is not None:
             require_valid(self._state, call)
 
     def _require_committing(self, call: str) -> None:
         self._require(ACTIVE, call)
         self._require_valid(call)
-        if not self._state.is_committing:
+        if not self._state.tail.is_committing:
             raise LogicError(f"sequence {self._state.id}: {call}() after stop_committing()")
 
     def _require_one_beam_committing(self, call: str) -> None:
         self._require_committing(call)
         if self._state.has_beams:
             raise LogicError(
-                f"sequence {self._state.id}: {call}() with {len(self._state.beams) + 1} beams; commit() says which beam has a token"
+                f"sequence {self._state.id}: {call}() with {len(self._state.sharing.beams) + 1} beams; commit() says which beam has a token"
             )
 
     def _require_input(self, call: str, num_tokens: int, capacity: int) -> None:

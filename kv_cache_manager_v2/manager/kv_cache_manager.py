@@ -84,7 +84,7 @@ from ..sequence.priority_callback import PriorityCallback
 from ..sequence.recurrent_state import begin_with
 from ..sequence.kind_ranges import KindRanges, find_kinds
 from ..sequence.retention_plan import EXPECTED, FOR_EVER, RetentionPlan, round_microseconds, to_duration
-from ..sequence.sequence_state import SequenceState
+from ..sequence.sequence_state import Request, SequenceState
 from ..sequence.shared_state import SharedState
 from ..sequence.usage_recorder import UsageRecorder, make_usage_recorder
 from ..stats.block_times import BlockTimes
@@ -528,23 +528,24 @@ class KVCacheManager(Handle):
                 plan = RetentionPlan(terms, int(prompt_length), self._config.tokens_per_block, custom_priority_callback)
                 kinds = find_kinds(terms, int(prompt_length), self._config.tokens_per_block)
             callback = custom_priority_callback if plan is None else plan
-            state = SequenceState(shared, serial, sequence_id, scope, self._device.default_stream(), callback)
+            request = Request(serial, sequence_id, scope, callback)
             if plan is not None and plan.has_durations:
-                state.retention = plan
-            state.kinds = kinds
+                request.retention = plan
+            request.kinds = kinds
+            request.is_counted = is_counted
+            request.prompt_length = prompt_length
+            state = SequenceState(shared, request, self._device.default_stream())
             priorities: list[int] | None = None
             if callback is not None:
                 priorities = residency.ask_matched_priorities(state, match)
-            state.is_counted = is_counted
             if is_counted:
                 self._levels.sample_demand()
-            state.prompt_length = prompt_length
             residency.hold_match(state, match, self._matches.planned)
             if input_tokens is not None and packed is not None:
-                state.given_end = state.num_committed
+                request.given_end = state.num_committed
                 if state.num_committed < num_input_tokens:
                     # A long prompt's tokens, kept, are memory that the next request's would otherwise get without a page fault.
-                    state.given = GivenTokens(input_tokens, packed)
+                    request.given = GivenTokens(input_tokens, packed)
             if shared.has_state:
                 begin_with(state, found, b"" if packed is None else packed, int(prompt_length), positions, is_counted)
             usage = self._usage.recorder

@@ -237,9 +237,9 @@ def _count_slots_of(shared: SharedState, states: list[SequenceState]) -> vec[i64
                     if state.holds_page(life_cycle, ordinal):
                         page = int(state.page_of(life_cycle, ordinal))
                         holds[page] = holds.get(page, 0) + 1
-            blocks = list(state.state_blocks)
-            if state.matched_snapshot is not None:
-                blocks.append(state.matched_snapshot)
+            blocks = list(state.recurrent.state_blocks)
+            if state.recurrent.matched_snapshot is not None:
+                blocks.append(state.recurrent.matched_snapshot)
             for block in blocks:
                 page = int(block.first_page + shared.state_life_cycle)
                 holds[page] = holds.get(page, 0) + 1

@@ -32,19 +32,19 @@ def reopen(
 ) -> None:
     """The closed sequence holds the longest prefix of ``packed`` that is there. ``buffers``: the caller's, by layer group."""
     shared = state.shared
-    plan = state.snapshot_plan
-    has_given = state.given is not None and state.given_end == state.num_committed
+    plan = state.recurrent.snapshot_plan
+    has_given = state.request.given is not None and state.request.given_end == state.num_committed
     state.reopen()
     if not shared.storage.reads.is_idle:
         # Lost pages that the sequence held are dropped.
         settle_reads(shared.storage)
-    root = shared.tree.find_root(state.scope)
+    root = shared.tree.find_root(state.request.scope)
     found = cut_to_slots(shared, root, packed, find_whole(shared, root, packed))
     residency.hold_match(state, found.match, [])
-    state.given_end = state.num_committed if has_given else -1
+    state.request.given_end = state.num_committed if has_given else -1
     if shared.has_state:
         positions = [] if plan is None else plan.list_positions()
-        begin_with(state, found, packed, int(state.prompt_length), positions, False)
+        begin_with(state, found, packed, int(state.request.prompt_length), positions, False)
     for life_cycle, buffer in enumerate(buffers):
         if buffer is not None:
             state.tables[life_cycle].set_buffer(buffer)
@@ -91,22 +91,22 @@ class OpenSequences:
             )
 
     def add(self, state: SequenceState, handle: object) -> None:
-        self._next_serial = state.serial + 1
-        self._states[state.serial] = state
-        if not state.is_counted:
+        self._next_serial = state.request.serial + 1
+        self._states[state.request.serial] = state
+        if not state.request.is_counted:
             self._not_counted.append(state)
-        self._handles[state.serial] = rawref.ref(handle)
+        self._handles[state.request.serial] = rawref.ref(handle)
 
     def close(self, state: SequenceState) -> None:
         """Publish what is committed, and release all that the sequence holds."""
         self._release(state)
         if state.counters is not None:
             state.counters.end_waiting()
-        self._states.pop(state.serial, None)
-        self._handles.pop(state.serial, None)
-        if not state.is_counted and state in self._not_counted:
+        self._states.pop(state.request.serial, None)
+        self._handles.pop(state.request.serial, None)
+        if not state.request.is_counted and state in self._not_counted:
             self._not_counted.remove(state)
-        state.shared.journal.close(state.serial, state.continues)
+        state.shared.journal.close(state.request.serial, state.request.continues)
 
     def rewind(self, state: SequenceState, packed: bytes, usage: UsageRecorder | None) -> None:
         """The sequence holds what is there of the tokens ``packed``, and nothing else."""
@@ -119,7 +119,7 @@ class OpenSequences:
         guard.end_change()
 
     def _release(self, state: SequenceState) -> None:
-        if len(state.arrivals) > 0:
+        if len(state.arrivals.points) > 0:
             page_arrivals.settle_arrivals(state)
         if state.has_beams:
             # First: a last block that beams share is then beam 0's alone, and can be published.
@@ -220,7 +220,7 @@ def _require_none(call: str, count: int, noun: str, way_out: str) -> None:
 def clear_scope(shared: SharedState, open_sequences: OpenSequences, scope: ReuseScope) -> None:
     """Drop all cached pages of the scope."""
     tree = shared.tree
-    num_open = len([state for state in open_sequences.states() if state.scope == scope])
+    num_open = len([state for state in open_sequences.states() if state.request.scope == scope])
     if num_open > 0:
         raise LogicError(
             f"invalidate_reuse_scope({scope!r}): {num_open} of its sequences {'are' if num_open > 1 else 'is'} still open; "

@@ -49,7 +49,7 @@ def commit_any(state: SequenceState, tokens: Tokens) -> None:
         packed = _pack(state, tokens)
     begin = state.num_committed
     commit_steps.commit_packed(state, packed)
-    state.shared.journal.commit(state.serial, begin, packed)
+    state.shared.journal.commit(state.request.serial, begin, packed)
 
 
 def _take_given(state: SequenceState, tokens: object) -> bytes | None:
@@ -58,19 +58,19 @@ def _take_given(state: SequenceState, tokens: object) -> bytes | None:
     The input is kept as long as a block of it is left. It goes before other tokens are packed: these take the same memory, and find it
     in the caches.
     """
-    given = state.given
+    given = state.request.given
     if given is None:
         return None
-    state.given_end = NO_INPUT
+    state.request.given_end = NO_INPUT
     packed = given.find_equal(state.num_committed, tokens)
     if packed is None:
-        state.given = None
+        state.request.given = None
         return None
     end = state.num_committed + len(packed) // TOKEN_BYTES
     if end > state.capacity:
         return None
     if given.num_tokens - end < state.shared.tokens_per_block:
-        state.given = None
+        state.request.given = None
     _validate_for_forks(state, packed)
     return packed
 
@@ -79,7 +79,7 @@ def commit_last(state: SequenceState, tokens: Tokens) -> None:
     """Nothing will be committed after them; the caller calls `commit.stop_committing`, which belongs to the same record."""
     packed = _pack(state, tokens)
     commit_steps.commit_packed(state, packed, True)
-    state.shared.journal.commit_last(state.serial, packed)
+    state.shared.journal.commit_last(state.request.serial, packed)
 
 
 def commit_given(state: SequenceState, num_tokens: i64) -> None:
@@ -87,11 +87,11 @@ def commit_given(state: SequenceState, num_tokens: i64) -> None:
     begin = state.num_committed
     packed = _pack_given(state, num_tokens, state.capacity)
     commit_steps.commit_packed(state, packed)
-    state.given_end = state.num_committed
-    given = state.given
+    state.request.given_end = state.num_committed
+    given = state.request.given
     if given is not None and given.num_tokens == state.num_committed:
-        state.given = None
-    state.shared.journal.commit(state.serial, begin, packed)
+        state.request.given = None
+    state.shared.journal.commit(state.request.serial, begin, packed)
 
 
 def validate_given(state: SequenceState, num_tokens: i64, capacity: i64) -> None:
@@ -102,12 +102,12 @@ def validate_given(state: SequenceState, num_tokens: i64, capacity: i64) -> None
 
 
 def _pack_given(state: SequenceState, num_tokens: i64, capacity: i64) -> bytes:
-    if state.num_committed != state.given_end:
+    if state.num_committed != state.request.given_end:
         raise LogicError(
             f"sequence {state.id}: commit_input() after {state.num_committed} committed tokens: create_kv_cache had no input_tokens, or "
             f"commit() was called since; use commit()"
         )
-    given = state.given
+    given = state.request.given
     begin = state.num_committed
     left: i64 = 0
     if given is not None:
@@ -130,7 +130,7 @@ def commit_of_beams(
 ) -> None:
     """``beam_search_indices``: for each token the beam whose pages have it; None: beam 0."""
     shared = state.shared
-    if len(state.arrivals) > 0:
+    if len(state.arrivals.points) > 0:
         page_arrivals.await_arrivals(state)
     heads = to_heads(num_heads)
     num_tokens = _count_tokens(tokens, "accepted_input_tokens")
@@ -149,12 +149,12 @@ def commit_of_beams(
         raise
     shared.guard.begin_change()
     commit_steps.commit_packed(state, packed)
-    for further in state.beams:
+    for further in state.sharing.beams:
         if shared.tree.has_digests:
             shared.tree.digests.acquire_again(packed)
         commit_steps.commit_packed(further, packed)
     shared.guard.end_change()
-    shared.journal.commit_picked(COMMIT_BEAMS, state.serial, sources, heads, packed)
+    shared.journal.commit_picked(COMMIT_BEAMS, state.request.serial, sources, heads, packed)
 
 
 def commit_nodes(
@@ -165,7 +165,7 @@ def commit_nodes(
     positions = to_counts(to_list(accepted_positions, "accepted_positions"), "one of accepted_positions")
     heads = to_heads(num_heads)
     validate_tree(state, positions, _count_tokens(tokens, "tokens"))
-    if len(state.arrivals) > 0:
+    if len(state.arrivals.points) > 0:
         page_arrivals.await_arrivals(state)
     copies = TokenCopies(shared.storage, shared.tokens_per_block, heads)
     packed = _pack(state, tokens, "tokens")
@@ -177,7 +177,7 @@ def commit_nodes(
     shared.guard.begin_change()
     commit_steps.commit_packed(state, packed)
     shared.guard.end_change()
-    shared.journal.commit_picked(COMMIT_TREE, state.serial, positions, heads, packed)
+    shared.journal.commit_picked(COMMIT_TREE, state.request.serial, positions, heads, packed)
 
 
 def offer_tokens(state: SequenceState, tokens: Tokens) -> int:
@@ -201,7 +201,7 @@ def offer_tokens(state: SequenceState, tokens: Tokens) -> int:
             state.shared.guard.begin_change()
             num_offered = offer(state, packed)
             state.shared.guard.end_change()
-        state.shared.journal.publish_planned(state.serial, packed, num_offered)
+        state.shared.journal.publish_planned(state.request.serial, packed, num_offered)
         return int(num_offered)
     finally:
         tree.digests.release(packed)

@@ -13,12 +13,12 @@ from .step_validation import validate_fork
 
 def change_width(state: SequenceState, width: i64) -> bool:
     """Whether it was another one. `OutOfPagesError`, and nothing has changed, if there is no slot for a beam's recurrent state."""
-    old_width: i64 = len(state.beams) + 1
+    old_width: i64 = len(state.sharing.beams) + 1
     if width == old_width:
         return False
     if width > old_width:
         _validate_widening(state)
-        if len(state.arrivals) > 0:
+        if len(state.arrivals.points) > 0:
             await_arrivals(state)
         _add_beams(state, old_width, width)
     close_beams(state, width)
@@ -26,7 +26,7 @@ def change_width(state: SequenceState, width: i64) -> bool:
 
 
 def _validate_widening(state: SequenceState) -> None:
-    if state.copies_tail_on_resume:
+    if state.tail.copies_on_resume:
         raise LogicError(
             f"sequence {state.id}: the first resume() copies the partial block that was matched; set a larger beam_width after it"
         )
@@ -39,7 +39,7 @@ def _add_beams(state: SequenceState, old_width: i64, width: i64) -> None:
     """Room for all of them comes first: what is evicted for a beam that is taken back would be gone."""
     try:
         has_room = has_room_to_fork(state, width - old_width)
-        while len(state.beams) + 1 < width:
+        while len(state.sharing.beams) + 1 < width:
             if not has_room or not add_beam(state):
                 refusal = state.shared.storage.last_refusal
                 raise OutOfPagesError("no room" if refusal is None else refusal.text)

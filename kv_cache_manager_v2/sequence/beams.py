@@ -1,6 +1,6 @@
 """Beams: several continuations of one committed prefix, in one sequence.
 
-Beam 0 is the sequence itself; each further beam is a state of its own without a handle (`SequenceState.beams`), made as a fork of beam
+Beam 0 is the sequence itself; each further beam is a state of its own without a handle (`Sharing.beams`), made as a fork of beam
 0. So blocks before the point where the beams part are shared by all, and each beam has its own page tables. All beams have the same
 status, stream, capacity, history and committed tokens at every instant; only beam 0 publishes partial blocks, asks for priorities and
 is counted in statistics. Scratch reuse is off while there are beams.
@@ -30,19 +30,20 @@ from .twins import take_published_pages
 
 def list_beams(state: SequenceState) -> list[SequenceState]:
     """Beam 0 first."""
-    return [state] + state.beams
+    return [state] + state.sharing.beams
 
 
 def add_beam(state: SequenceState) -> bool:
     """One more beam, a fork of beam 0. False, and nothing has changed, if there is no slot for its recurrent state."""
-    beam = SequenceState(state.shared, state.serial, state.id, state.scope, state.stream, None)
+    request = state.request
+    beam = SequenceState(state.shared, request.fork(request.serial, request.id, None), state.stream)
     beam.has_beams = True
     if not try_fork(state, beam):
         return False
     beam.counters = None
-    beam.snapshot_plan = None
-    beam.retention = None
-    state.beams.append(beam)
+    beam.recurrent.snapshot_plan = None
+    beam.request.retention = None
+    state.sharing.beams.append(beam)
     state.shared.num_further_beams += 1
     state.has_beams = True
     state.next_slow_capacity = 0
@@ -137,7 +138,7 @@ def reorder(state: SequenceState, parents: vec[i64]) -> None:
     _reorder_blocks(beams, parents)
     position = 0
     for state_blocks in states:
-        beams[position].state_blocks = state_blocks
+        beams[position].recurrent.state_blocks = state_blocks
         position += 1
     shared.guard.end_change()
 
@@ -189,13 +190,13 @@ def _adopt_blocks(beam: SequenceState, blocks: list[Block], mark: i64) -> None:
             release_block(beam, ordinal)
             beam.blocks[ordinal] = block
         ordinal += 1
-    beam.tail_is_shared = len(blocks) > 0 and blocks[0].parent is not None
+    beam.tail.is_shared = len(blocks) > 0 and blocks[0].parent is not None
 
 
 def _assign_states(beams: list[SequenceState], parents: vec[i64]) -> list[list[Block]]:
     """For each beam the slots that its recurrent state will be in: a state goes over to a child of its beam; further children get those
     of beams that have none."""
-    states = [beam.state_blocks for beam in beams]
+    states = [beam.recurrent.state_blocks for beam in beams]
     is_parent = [False] * len(beams)
     taken = [False] * len(beams)
     position: i64 = 0
@@ -236,7 +237,7 @@ def _copy_states(beams: list[SequenceState], parents: vec[i64], assigned: list[l
     position = 0
     for parent in parents:
         index = 0
-        for block in beams[parent].state_blocks:
+        for block in beams[parent].recurrent.state_blocks:
             source = block.first_page + life_cycle
             target = assigned[position][index].first_page + life_cycle
             if source != target:

@@ -156,9 +156,7 @@ class CallGuard(CallDoor):
         self._busy = True
         return self._journal
 
-    def __exit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         if error is None:
             self._leave()
         else:
@@ -426,9 +424,7 @@ class Reading:
     def __enter__(self) -> CallRecords:
         return self._guard.begin_reading()
 
-    def __exit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         if error is None:
             self._guard.end_reading()
         else:

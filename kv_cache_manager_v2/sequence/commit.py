@@ -61,12 +61,12 @@ def commit_packed(state: SequenceState, packed: bytes, is_end: bool = False) -> 
 
 def _end_commit(state: SequenceState, first_block: i64, mark: i64, staged: Block | None) -> None:
     """The tokens are committed: what follows from it, for blocks from ``first_block`` on and for the copy of the state."""
-    if state.retention is not None and state.num_published > first_block:
+    if state.request.retention is not None and state.num_published > first_block:
         record_retained(state, first_block)
     _advance_history(state, mark)
     state.shared.guard.end_change()
     if staged is not None:
-        plan = state.snapshot_plan
+        plan = state.recurrent.snapshot_plan
         publish_snapshot(state, staged, plan is None or plan.is_due(state.num_committed))
     if state.shared.early_copies is not None and (state.num_published > first_block or staged is not None):
         offload_published(state, first_block)
@@ -74,7 +74,7 @@ def _end_commit(state: SequenceState, first_block: i64, mark: i64, staged: Block
 
 def record_retained(state: SequenceState, first_block: i64) -> None:
     """From block ``first_block`` on the published path is new, and has durations."""
-    plan = state.retention
+    plan = state.request.retention
     assert plan is not None
     block = state.path_end
     ordinal = state.num_published - 1
@@ -105,18 +105,18 @@ def stop_committing(state: SequenceState, is_closing: bool) -> None:
     The sequence may be active or suspended. ``is_closing``: it will read and write nothing any more. Where indices stay, the block is
     published by then only: a published block is copied before it is written.
     """
-    if state.planned is not None:
+    if state.sharing.planned is not None:
         take_back(state, 0)
-    if (state.is_committing or state.publishes_at_close) and state.tail.count > 0 and not state.tail_is_shared:
+    if (state.tail.is_committing or state.tail.publishes_at_close) and state.tail.count > 0 and not state.tail.is_shared:
         if is_closing or state.shared.twin_pages is None:
             _publish_tail(state, is_closing)
             if not is_closing and state.shared.early_copies is not None:
                 offload_published(state, state.num_published)
         else:
-            state.publishes_at_close = True
-    state.is_committing = False
-    for beam in state.beams:
-        beam.is_committing = False
+            state.tail.publishes_at_close = True
+    state.tail.is_committing = False
+    for beam in state.sharing.beams:
+        beam.tail.is_committing = False
 
 
 def _publish_tail(state: SequenceState, is_closing: bool) -> None:
@@ -139,9 +139,9 @@ def _publish_tail(state: SequenceState, is_closing: bool) -> None:
         tree.digests.acquire_again(key)
     block.num_pins += 1
     tree.drop_superseded(parent, block)
-    state.tail_is_shared = True
+    state.tail.is_shared = True
     state.next_slow_capacity = 0
-    state.copies_tail_on_resume = False
+    state.tail.copies_on_resume = False
     state.shared.guard.end_change()
 
 

@@ -29,14 +29,14 @@ def record_doubtful_pages(state: SequenceState) -> None:
 
 
 def expect_reads(state: SequenceState) -> None:
-    state.awaits_reads = True
-    if len(state.arrivals) == 0:
+    state.arrivals.awaits_reads = True
+    if len(state.arrivals.points) == 0:
         state.record_arrival(NO_POINT)
 
 
 def are_reads_here(state: SequenceState) -> bool:
     """`LoadFailed` if one has failed."""
-    if state.awaits_reads:
+    if state.arrivals.awaits_reads:
         storage = state.shared.storage
         settle_reads(storage)
         pages = _list_pages(state)
@@ -50,15 +50,15 @@ def are_reads_here(state: SequenceState) -> bool:
 
 def list_arrival_points(state: SequenceState) -> list[int]:
     """After which the sequence is ready, if nothing fails."""
-    points = [int(point) for point in state.arrivals if point != NO_POINT]
-    if state.awaits_reads:
+    points = [int(point) for point in state.arrivals.points if point != NO_POINT]
+    if state.arrivals.awaits_reads:
         points.extend(state.shared.storage.reads.points_of(_list_pages(state)))
     return points
 
 
 def wait_for_reads(state: SequenceState) -> None:
     """Block the host, which has not asked `ready` until it was; `LoadFailed` if a read has failed."""
-    if state.awaits_reads:
+    if state.arrivals.awaits_reads:
         pages = _list_pages(state)
         storage = state.shared.storage
         storage.reads.wait_for(pages)
@@ -71,7 +71,7 @@ def _end_awaiting(state: SequenceState) -> None:
     """Its pages are whole; some of them, perhaps, because others have put their bytes there since."""
     for point in state.shared.storage.reads.repairs.values():
         state.record_arrival(point)
-    state.awaits_reads = False
+    state.arrivals.awaits_reads = False
     if state.counters is not None:
         state.counters.num_lost = 0
         state.counters.end_waiting()
@@ -85,13 +85,14 @@ def has_lost_page(state: SequenceState) -> bool:
 def _list_pages(state: SequenceState) -> list[int]:
     """All that the sequence holds, with its beams."""
     pages: list[int] = []
-    for beam in state.beams:
+    for beam in state.sharing.beams:
         pages.extend(_list_pages(beam))
     for life_cycle in range(state.shared.num_life_cycles):
         for ordinal in range(state.num_blocks):
             if state.holds_page(life_cycle, ordinal):
                 pages.append(int(state.page_of(life_cycle, ordinal)))
-    blocks = state.state_blocks if state.matched_snapshot is None else [*state.state_blocks, state.matched_snapshot]
+    snapshot = state.recurrent.matched_snapshot
+    blocks = state.recurrent.state_blocks if snapshot is None else [*state.recurrent.state_blocks, snapshot]
     for block in blocks:
         pages.append(int(block.first_page + state.shared.state_life_cycle))
     return pages

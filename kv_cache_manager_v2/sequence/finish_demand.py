@@ -82,9 +82,9 @@ class FinishDemand:
                         self.num_twin_uses[int(own)] = self.num_twin_uses.get(int(own), 0) + 1
                     if ordinal < kept_end:
                         self.num_kept[life_cycle] += 1
-        blocks = list(beam.state_blocks)
-        if beam.matched_snapshot is not None:
-            blocks.append(beam.matched_snapshot)
+        blocks = list(beam.recurrent.state_blocks)
+        if beam.recurrent.matched_snapshot is not None:
+            blocks.append(beam.recurrent.matched_snapshot)
         for block in blocks:
             self._add_page(block.first_page + shared.state_life_cycle, shared.state_life_cycle)
 

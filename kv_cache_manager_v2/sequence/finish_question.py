@@ -196,9 +196,7 @@ class FinishQuestion:
                 self._top_reach[pool_group] += count
                 self._num_locked[pool_group] -= count
 
-    def _count_page(
-        self, demand: FinishDemand, holdings: _Holdings, life_cycle: i64, page: i64, is_kept: bool, counted: set[int]
-    ) -> None:
+    def _count_page(self, demand: FinishDemand, holdings: _Holdings, life_cycle: i64, page: i64, is_kept: bool, counted: set[int]) -> None:
         storage = self._shared.storage
         pool_group = storage.pool_group_of[life_cycle]
         level = storage.rows.level(page)
@@ -330,7 +328,7 @@ class FinishQuestion:
         for beam in demand.beams:
             add_needed_slots(beam.scratch, needed)
             add_needed_state_slots(beam, needed)
-            if beam.copies_tail_on_resume and not is_tail_its_own(beam, self._num_released, self._num_left):
+            if beam.tail.copies_on_resume and not is_tail_its_own(beam, self._num_released, self._num_left):
                 for life_cycle in range(self._shared.num_life_cycles):
                     if beam.holds_page(life_cycle, beam.num_published):
                         needed[self._shared.storage.pool_group_of[life_cycle]] += 1
@@ -343,7 +341,7 @@ class FinishQuestion:
         storage = self._shared.storage
         ordinal = demand.written_block
         for number, beam in enumerate(demand.beams):
-            if ordinal >= beam.num_blocks or beam.copies_tail_on_resume or not self._is_copied(demand, number, ordinal):
+            if ordinal >= beam.num_blocks or beam.tail.copies_on_resume or not self._is_copied(demand, number, ordinal):
                 continue
             for life_cycle in range(self._shared.num_life_cycles):
                 if beam.holds_page(life_cycle, ordinal):
@@ -358,7 +356,7 @@ class FinishQuestion:
         """Whether beam ``number`` shares the block with others, once the beams before it have copied it."""
         beam = demand.beams[number]
         block = beam.blocks[ordinal]
-        if beam.tail_is_shared and ordinal == beam.num_published:
+        if beam.tail.is_shared and ordinal == beam.num_published:
             return len(demand.beams) > 1 or not is_tail_its_own(beam, self._num_released, self._num_left)
         num_gone = self._num_left.get(int(block.first_page), 0)
         for earlier in demand.beams[:number]:

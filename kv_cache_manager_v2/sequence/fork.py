@@ -21,10 +21,10 @@ def has_room_to_fork(state: SequenceState, num_forks: i64) -> bool:
     """Whether there are slots for so many copies of the recurrent state; if not, the storage knows why."""
     shared = state.shared
     storage = shared.storage
-    if len(state.state_blocks) == 0:
+    if len(state.recurrent.state_blocks) == 0:
         return True
     needed = vec[i64]([0] * storage.num_pool_groups)
-    needed[storage.pool_group_of[shared.state_life_cycle]] = num_forks * len(state.state_blocks)
+    needed[storage.pool_group_of[shared.state_life_cycle]] = num_forks * len(state.recurrent.state_blocks)
     digest_mark = storage.digest.mark()
     if not shared.room_count.find_refusal(needed, vec[i64]([0] * storage.num_pool_groups)):
         return True
@@ -44,13 +44,13 @@ def try_fork(state: SequenceState, child: SequenceState) -> bool:
         return False
     if state.timeline != NO_TIMELINE:
         child.timeline = shared.order.enter(state.stream)
-    if len(state.state_blocks) > 0:
+    if len(state.recurrent.state_blocks) > 0:
         account = find_page_counters(state.counters)
         try:
             needed = vec[i64]([0] * storage.num_pool_groups)
-            needed[storage.pool_group_of[shared.state_life_cycle]] = len(state.state_blocks)
+            needed[storage.pool_group_of[shared.state_life_cycle]] = len(state.recurrent.state_blocks)
             shared.room.make_room(needed, account)
-            if len(state.arrivals) > 0:
+            if len(state.arrivals.points) > 0:
                 # The state may be on its way; its copy is made in order behind that.
                 settle_arrivals(state)
             _copy_state(state, child, account)
@@ -72,9 +72,9 @@ def _copy_state(state: SequenceState, child: SequenceState, account: PageCounter
     pool_group = storage.pool_group_of[life_cycle]
     digest_mark = storage.digest.mark()
     try:
-        for source in state.state_blocks:
+        for source in state.recurrent.state_blocks:
             block = shared.tree.pool.take()
-            child.state_blocks.append(block)
+            child.recurrent.state_blocks.append(block)
             page = block.first_page + life_cycle
             storage.make_locked_page(page, pool_group, PRIORITY_DEFAULT, child.timeline)
             copy_page(storage, source.first_page + life_cycle, page, pool_group, state.stream)
@@ -82,7 +82,7 @@ def _copy_state(state: SequenceState, child: SequenceState, account: PageCounter
         undo_begin_state(child)
         storage.digest.roll_back(digest_mark)
         raise
-    storage.counters.record_copied(GPU_LEVEL, GPU_LEVEL, pool_group, len(state.state_blocks), account)
+    storage.counters.record_copied(GPU_LEVEL, GPU_LEVEL, pool_group, len(state.recurrent.state_blocks), account)
 
 
 def share_blocks(state: SequenceState, child: SequenceState) -> None:
@@ -94,10 +94,10 @@ def share_blocks(state: SequenceState, child: SequenceState) -> None:
     child.num_committed = state.num_committed
     child.num_blocks = state.num_blocks
     child.num_published = state.num_published
-    child.tail_is_shared = state.tail_is_shared
-    child.copies_tail_on_resume = state.copies_tail_on_resume
-    child.is_committing = state.is_committing
-    child.publishes_at_close = state.publishes_at_close
+    child.tail.is_shared = state.tail.is_shared
+    child.tail.copies_on_resume = state.tail.copies_on_resume
+    child.tail.is_committing = state.tail.is_committing
+    child.tail.publishes_at_close = state.tail.publishes_at_close
     child.blocks = state.blocks[:]
     child.path_end = state.path_end
     child.path_end.num_pins += 1
@@ -110,15 +110,9 @@ def share_blocks(state: SequenceState, child: SequenceState) -> None:
     child.scratch.is_enabled = state.scratch.is_enabled
     if state.counters is not None:
         child.counters = state.counters.make_fork()
-    child.arrivals = state.arrivals[:]
-    child.awaits_reads = state.awaits_reads
-    child.given = state.given
-    child.given_end = state.given_end
-    child.retention = state.retention
-    child.kinds = state.kinds
-    child.continues = state.continues
-    child.branch_end = state.branch_end
-    child.prompt_length = state.prompt_length
+    child.arrivals.points = state.arrivals.points[:]
+    child.arrivals.awaits_reads = state.arrivals.awaits_reads
+    child.sharing.branch_end = state.sharing.branch_end
     child.status = state.status
     share_snapshot(state, child)
     for ordinal in range(state.num_published, state.num_blocks):
@@ -130,12 +124,12 @@ def share_blocks(state: SequenceState, child: SequenceState) -> None:
 
 
 def _join_family(state: SequenceState, child: SequenceState) -> None:
-    family = state.forks
+    family = state.sharing.forks
     if family is None:
         family = {state: None}
-        state.forks = family
+        state.sharing.forks = family
     family[child] = None
-    child.forks = family
+    child.sharing.forks = family
     if state.num_blocks > state.num_published:
         state.forked_end = state.num_blocks
         state.next_slow_capacity = 0

@@ -46,7 +46,7 @@ def find_first_written(state: SequenceState, capacity: i64, history: i64) -> i64
 def list_copies(state: SequenceState, capacity: i64, history: i64) -> list[int]:
     """The shared blocks that the step after a resize writes, in order: the sequence needs copies of them."""
     copies: list[int] = []
-    if state.planned is not None:
+    if state.sharing.planned is not None:
         # A writer computes its planned blocks in place; behind them no block has another owner.
         return copies
     size = state.shared.tokens_per_block
@@ -96,10 +96,10 @@ def cut_forked(state: SequenceState, end: i64) -> None:
 
 
 def leave_family(state: SequenceState) -> None:
-    family = state.forks
+    family = state.sharing.forks
     if family is not None:
         del family[state]
-        state.forks = None
+        state.sharing.forks = None
 
 
 def add_owner(state: SequenceState, block: Block, ordinal: i64) -> None:
@@ -133,7 +133,7 @@ def release_block(state: SequenceState, ordinal: i64) -> None:
 
 def list_owners(state: SequenceState, ordinal: i64) -> list[SequenceState]:
     """Those that have the block, in the order in which they were forked."""
-    family = state.forks
+    family = state.sharing.forks
     if family is None:
         return [state]
     block = state.blocks[ordinal]
@@ -142,7 +142,7 @@ def list_owners(state: SequenceState, ordinal: i64) -> list[SequenceState]:
 
 def validate_same_tokens(state: SequenceState, packed: bytes) -> None:
     """Owners of one block have the same bytes, so they cannot say that these stand for different tokens."""
-    if state.planned is not None:
+    if state.sharing.planned is not None:
         validate_planned_tokens(state, packed, "commit")
         return
     text = state.tail.packed() + packed
@@ -181,7 +181,7 @@ def record_published(state: SequenceState) -> None:
     """The published path of a sequence with forked blocks has grown by one."""
     state.next_slow_capacity = 0
     if state.forked_end > state.num_published:
-        state.tail_is_shared = state.blocks[state.num_published].parent is not None
+        state.tail.is_shared = state.blocks[state.num_published].parent is not None
     else:
-        state.tail_is_shared = False
+        state.tail.is_shared = False
         state.forked_end = 0

@@ -338,9 +338,7 @@ class LearnedPlacement:
 
     # -- placing ------------------------------------------------------------------------------------------------------
 
-    def list_positions(
-        self, prompt: PromptPlace, matched: i64, branch: i64, at_prompt_end: bool, at_branches: bool
-    ) -> list[int] | None:
+    def list_positions(self, prompt: PromptPlace, matched: i64, branch: i64, at_prompt_end: bool, at_branches: bool) -> list[int] | None:
         """The lengths at which a prompt leaves snapshots; None while too little is known of its scope.
 
         ``matched``: the tokens whose state it begins with. ``branch``: as of `StateMatch`.

@@ -43,9 +43,7 @@ def find_leased_beyond(shared: SharedState, pool_group: i64, num_slots: i64) -> 
     return None
 
 
-def resize_level(
-    shared: SharedState, sequences: Sequence[SequenceState], level: i64, counts: Sequence[int]
-) -> None:
+def resize_level(shared: SharedState, sequences: Sequence[SequenceState], level: i64, counts: Sequence[int]) -> None:
     """``counts``: slots by pool group; the caller has made sure that all that must stay fits.
 
     `OutOfMemoryError`, `MemoryError`, `PageMoveError` or what the device said: no pool group has another number of slots than before.

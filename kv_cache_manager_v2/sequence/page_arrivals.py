@@ -1,6 +1,6 @@
 """Pages on their way to a sequence that was resumed without waiting: its stream goes on, and `ready` says when they are there.
 
-    resume(wait=False)   notes the points after which they land (`SequenceState.arrivals`), and lets the stream wait for none of them.
+    resume(wait=False)   notes the points after which they land (`Arrivals`), and lets the stream wait for none of them.
                          What must be filled from such a page, or takes over a slot that others still leave, is prepared *apart*, on a
                          stream of the manager's own, and arrives like a page
     ready                polls; once all have landed the stream waits for them, which costs nothing any more
@@ -20,7 +20,7 @@ from ..base.ids import GPU_LEVEL
 from ..device.stream_order import NO_POINT
 from ..storage.page_storage import PageStorage
 from .disk_arrivals import are_reads_here, expect_reads, wait_for_reads
-from .sequence_state import SequenceState
+from .sequence_state import Arrivals, SequenceState
 
 
 def lock_page_on_its_way(state: SequenceState, page: i64, pool_group: i64) -> i64:
@@ -63,14 +63,14 @@ class OwnStream:
 def begin_apart(state: SequenceState, needed: vec[i64]) -> OwnStream | None:
     """From here to `end_apart` the sequence takes ``needed`` slots, and enqueues, on the manager's stream; None: not necessary."""
     shared = state.shared
-    if len(state.arrivals) == 0 and not _takes_slow_slot(shared.storage, needed):
+    if len(state.arrivals.points) == 0 and not _takes_slow_slot(shared.storage, needed):
         return None
     own = OwnStream(state.stream, state.timeline)
     apart = shared.mover.timeline(GPU_LEVEL, GPU_LEVEL)
     state.timeline = apart
     state.stream = shared.order.stream_of(apart)
     ordinal = state.num_published
-    if state.copies_tail_on_resume:
+    if state.tail.copies_on_resume:
         _wait_for_block(state, ordinal)
     return own
 
@@ -99,10 +99,8 @@ def end_apart(state: SequenceState, own: OwnStream) -> None:
         for life_cycle in range(shared.num_life_cycles):
             if state.holds_page(life_cycle, state.num_published):
                 storage.advance_ready(first_page + life_cycle, storage.pool_group_of[life_cycle], apart, mark)
-    for block in state.state_blocks:
-        storage.advance_ready(
-            block.first_page + shared.state_life_cycle, storage.pool_group_of[shared.state_life_cycle], apart, mark
-        )
+    for block in state.recurrent.state_blocks:
+        storage.advance_ready(block.first_page + shared.state_life_cycle, storage.pool_group_of[shared.state_life_cycle], apart, mark)
     if storage.slots.filler is not None:
         # Scratch slots too: nothing else is enqueued for them before the step.
         state.scratch.advance_ready(apart, mark)
@@ -123,18 +121,17 @@ def _takes_slow_slot(storage: PageStorage, needed: vec[i64]) -> bool:
 
 def take_over_arrivals(state: SequenceState, beam: SequenceState) -> None:
     """What a further beam waits for, its first one does."""
-    for point in beam.arrivals:
+    for point in beam.arrivals.points:
         state.record_arrival(point)
-    if beam.awaits_reads:
+    if beam.arrivals.awaits_reads:
         expect_reads(state)
-    beam.arrivals = vec[i64]()
-    beam.awaits_reads = False
+    beam.arrivals = Arrivals()
 
 
 def are_pages_here(state: SequenceState) -> bool:
     """Whether all that `try_resume` did not wait for has landed; the disk's error if it has not and never will."""
     order = state.shared.order
-    for point in state.arrivals:
+    for point in state.arrivals.points:
         try:
             if not order.is_done(point):
                 return False
@@ -156,8 +153,8 @@ def await_arrivals(state: SequenceState) -> None:
 def settle_arrivals(state: SequenceState) -> None:
     """From here on the stream is in order behind the pages that were on their way."""
     order = state.shared.order
-    for point in state.arrivals:
+    for point in state.arrivals.points:
         order.wait(state.timeline, point)
-    state.arrivals = vec[i64]()
-    if state.awaits_reads:
+    state.arrivals.points = vec[i64]()
+    if state.arrivals.awaits_reads:
         state.record_arrival(NO_POINT)

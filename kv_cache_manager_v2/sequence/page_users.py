@@ -13,7 +13,7 @@ def release_page(state: SequenceState, life_cycle: i64, ordinal: i64, mark: i64)
     points already.
     """
     storage = state.shared.storage
-    if state.twins is not None:
+    if state.sharing.twins is not None:
         end_twin(state, life_cycle, ordinal, mark)
     page = state.blocks[ordinal].first_page + life_cycle
     pool_group = storage.pool_group_of[life_cycle]

@@ -12,7 +12,7 @@ from .sequence_state import ACTIVE, SequenceState
 
 def require_valid(state: SequenceState, call: str) -> None:
     """`PlannedTokensLost` if tokens that the sequence was matched with were taken back before they were computed."""
-    links = state.planned
+    links = state.sharing.planned
     if links is not None and links.valid_tokens != NOT_VOID:
         raise PlannedTokensLost(
             f"sequence {state.id}: {phrase_of(call)} after the sequence that planned its tokens has taken them back; its first "
@@ -28,7 +28,7 @@ def phrase_of(call: str) -> str:
 
 def require_unplanned(state: SequenceState, call: str) -> None:
     """`LogicError` while blocks of the sequence are planned, as its own or another one's."""
-    links = state.planned
+    links = state.sharing.planned
     if links is not None:
         require_valid(state, call)
         blocks = links.read if len(links.read) > 0 else links.offered
@@ -41,7 +41,7 @@ def require_unplanned(state: SequenceState, call: str) -> None:
 
 def require_committed_before(state: SequenceState, call: str) -> None:
     """`LogicError` while a writer has not committed tokens of the sequence."""
-    links = state.planned
+    links = state.sharing.planned
     if links is not None:
         require_valid(state, call)
         if len(links.read) > 0:
@@ -54,8 +54,8 @@ def require_committed_before(state: SequenceState, call: str) -> None:
 def validate_offer(state: SequenceState) -> None:
     """The caller's mistakes in `publish_planned` that do not depend on the tokens."""
     if state.has_beams:
-        raise LogicError(f"sequence {state.id}: publish_planned() with {len(state.beams) + 1} beams")
-    if state.planned is None and state.forked_end > state.num_published:
+        raise LogicError(f"sequence {state.id}: publish_planned() with {len(state.sharing.beams) + 1} beams")
+    if state.sharing.planned is None and state.forked_end > state.num_published:
         raise LogicError(
             f"sequence {state.id}: publish_planned() while block {state.num_published} is, or was, shared with a fork or a lease; begin "
             f"the step with a resize(), and settle leases first"
@@ -71,7 +71,7 @@ def validate_planned_tokens(state: SequenceState, packed: bytes, call: str) -> N
 def validate_offered_tokens(state: SequenceState, packed: bytes) -> None:
     """The tokens, which follow the committed ones, are those that the sequence has offered before, where it has; also in the blocks that
     others had published by then, as what is offered is below these."""
-    links = state.planned
+    links = state.sharing.planned
     if links is None:
         return
     tree = state.shared.tree
@@ -101,7 +101,7 @@ def _require_planned(state: SequenceState, text: bytes, key: bytes, ordinal: i64
 
 def refuse_other_stream(state: SequenceState, stream: int) -> bool:
     """Whether some planned block of the sequence is written on another stream; then the storage knows why `resume` is refused."""
-    links = state.planned
+    links = state.sharing.planned
     if links is None:
         return False
     for planned in links.read:
@@ -114,7 +114,7 @@ def refuse_other_stream(state: SequenceState, stream: int) -> bool:
                 f"sequence {state.id}: block {planned.ordinal} is planned by sequence {writer.id} on stream {writer.stream}, and not "
                 f"committed: until then resume() on that stream, not on {stream}"
             )
-            storage.digest.record(REFUSAL, writer.serial)
+            storage.digest.record(REFUSAL, writer.request.serial)
             storage.last_refusal = Refusal(GPU_LEVEL, 0, 0, free, evictable, text)
             return True
     return False
@@ -122,7 +122,7 @@ def refuse_other_stream(state: SequenceState, stream: int) -> bool:
 
 def validate_stream(state: SequenceState, stream: int) -> None:
     """Planned blocks keep their writer and their active readers on one stream."""
-    links = state.planned
+    links = state.sharing.planned
     if links is None or stream == state.stream:
         return
     require_valid(state, "cuda_stream")
@@ -145,7 +145,7 @@ def find_taken_back(state: SequenceState, capacity: i64, history: i64) -> i64:
 
     One whose tokens have no room any more, or one that becomes a scratch block: then its page is not written.
     """
-    links = state.planned
+    links = state.sharing.planned
     if links is None or len(links.offered) == 0:
         return -1
     shared = state.shared
@@ -162,7 +162,7 @@ def find_taken_back(state: SequenceState, capacity: i64, history: i64) -> i64:
 def validate_others(state: SequenceState, capacity: i64, history: i64, batch_number: i64, call: str) -> None:
     """In a batch no sequence may take back what another one of the batch reads."""
     first = find_taken_back(state, capacity, history)
-    links = state.planned
+    links = state.sharing.planned
     if first < 0 or links is None:
         return
     for planned in links.offered:
@@ -178,5 +178,5 @@ def validate_others(state: SequenceState, capacity: i64, history: i64, batch_num
 
 def pack_read(state: SequenceState) -> bytes:
     """The tokens of the planned blocks behind the sequence's published path."""
-    links = state.planned
+    links = state.sharing.planned
     return b"" if links is None else b"".join([planned.key for planned in links.read])

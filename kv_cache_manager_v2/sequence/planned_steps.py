@@ -32,7 +32,7 @@ def offer(state: SequenceState, packed: bytes) -> i64:
     shared = state.shared
     tree = shared.tree
     block_bytes = tree.block_bytes
-    links = state.planned
+    links = state.sharing.planned
     if links is None:
         links = PlannedLinks()
     text = state.tail.packed() + packed
@@ -81,7 +81,7 @@ def offer(state: SequenceState, packed: bytes) -> i64:
         position += block_bytes
     shared.storage.digest.record(PLANNED, num_offered)
     if not links.is_idle:
-        state.planned = links
+        state.sharing.planned = links
         _record_end(state)
     return num_offered * shared.tokens_per_block
 
@@ -125,7 +125,7 @@ def _expect_writes(state: SequenceState, planned: PlannedBlock) -> None:
 
 def find_planned_end(state: SequenceState) -> i64:
     """Behind the last block that is planned; 0 if none is."""
-    links = state.planned
+    links = state.sharing.planned
     end: i64 = 0
     if links is not None:
         if len(links.offered) > 0:
@@ -140,14 +140,14 @@ def _record_end(state: SequenceState) -> None:
     end = find_planned_end(state)
     state.forked_end = end if end > state.num_published else 0
     state.next_slow_capacity = 0
-    links = state.planned
+    links = state.sharing.planned
     if links is not None and links.is_idle:
-        state.planned = None
+        state.sharing.planned = None
 
 
 def take_offered(state: SequenceState) -> PlannedBlock | None:
     """The block behind the published path is full. It is offered no more, if it was: `confirm` follows."""
-    links = state.planned
+    links = state.sharing.planned
     if links is None or len(links.offered) == 0 or links.offered[0].ordinal != state.num_published:
         return None
     return links.offered.pop(0)
@@ -161,16 +161,16 @@ def confirm(planned: PlannedBlock, above: Block, published: Block) -> None:
         above.num_pins -= 1
         reader.path_end = published
         reader.num_published += 1
-        read = reader.planned
+        read = reader.sharing.planned
         assert read is not None and read.read[0] is planned, "a planned block was confirmed before the one above it"
         read.read.pop(0)
         _record_end(reader)
     planned.readers.clear()
     writer = planned.writer
     writer.shared.planned.remove(planned, published)
-    links = writer.planned
+    links = writer.sharing.planned
     if links is not None and links.is_idle:
-        writer.planned = None
+        writer.sharing.planned = None
 
 
 def take_back_for_resize(state: SequenceState, capacity: i64, history: i64) -> None:
@@ -181,7 +181,7 @@ def take_back_for_resize(state: SequenceState, capacity: i64, history: i64) -> N
 
 def take_back(state: SequenceState, begin: i64) -> None:
     """From block ``begin`` on nothing of the writer is planned any more, and nothing below; the readers of that are void."""
-    links = state.planned
+    links = state.sharing.planned
     if links is None:
         return
     shared = state.shared
@@ -203,10 +203,10 @@ def take_back(state: SequenceState, begin: i64) -> None:
     for planned in gone:
         # Each comes before those above it.
         for reader in planned.readers:
-            lost[reader.serial] = reader
-            lost_at[reader.serial] = min(lost_at.get(reader.serial, int(planned.ordinal)), int(planned.ordinal))
+            lost[reader.request.serial] = reader
+            lost_at[reader.request.serial] = min(lost_at.get(reader.request.serial, int(planned.ordinal)), int(planned.ordinal))
         shared.planned.remove(planned, None)
-        offered = planned.writer.planned
+        offered = planned.writer.sharing.planned
         assert offered is not None, "the writer of a planned block does not know of it"
         if offered.offered[len(offered.offered) - 1] is planned:
             offered.offered.pop()
@@ -215,7 +215,7 @@ def take_back(state: SequenceState, begin: i64) -> None:
     for serial, reader in lost.items():
         _make_void(reader, lost_at[serial])
     for planned in gone:
-        if planned.writer.planned is not None:
+        if planned.writer.sharing.planned is not None:
             _record_end(planned.writer)
     shared.guard.end_change()
 
@@ -233,14 +233,14 @@ def read_planned(state: SequenceState, planned: list[PlannedBlock]) -> None:
         one.block.num_co_owners += 1
         one.readers.append(state)
         links.read.append(one)
-    state.planned = links
-    state.planned_tokens = len(planned) * size
+    state.sharing.planned = links
+    state.recurrent.planned_tokens = len(planned) * size
     _record_end(state)
 
 
 def leave_writers(state: SequenceState) -> None:
     """The reader is about to close; its pages and blocks are released as all others."""
-    links = state.planned
+    links = state.sharing.planned
     if links is not None:
         for planned in links.read:
             planned.readers.remove(state)
@@ -250,7 +250,7 @@ def leave_writers(state: SequenceState) -> None:
 def _make_void(state: SequenceState, ordinal: i64) -> None:
     """From block ``ordinal`` on the reader has nothing any more; its windows stay where they are."""
     shared = state.shared
-    links = state.planned
+    links = state.sharing.planned
     assert links is not None, "a reader does not know what it reads"
     mark = shared.order.mark(state.timeline) if state.timeline != NO_TIMELINE else NO_POINT
     while state.num_blocks > ordinal:
@@ -275,6 +275,6 @@ def _make_void(state: SequenceState, ordinal: i64) -> None:
     state.num_committed = num_tokens
     state.history = num_tokens
     state.capacity = num_tokens
-    state.given = None
-    state.given_end = -1
+    state.request.given = None
+    state.request.given_end = -1
     _record_end(state)

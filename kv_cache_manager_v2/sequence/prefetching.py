@@ -1,6 +1,5 @@
 """Prefetching: pages of a suspended sequence, or of cached blocks, are onboarded before they are needed."""
 
-
 from librt.vecs import vec
 from typing import Final
 

@@ -50,5 +50,5 @@ def forget_copies_of_tail(state: SequenceState) -> None:
 def withdraw_tail(state: SequenceState) -> None:
     """The last block is the sequence's own; its pages have been awaited since their copies were forgotten."""
     state.shared.tree.withdraw(state.blocks[state.num_published])
-    state.tail_is_shared = False
-    state.copies_tail_on_resume = False
+    state.tail.is_shared = False
+    state.tail.copies_on_resume = False

@@ -85,7 +85,7 @@ def _publish_next(state: SequenceState, key: bytes, mark: i64) -> None:
     tree.drop_superseded(above, block)
     tree.move_pin(above, block)
     if block is private and above.children is not None and above.first_page >= 0:
-        state.branch_end = state.num_published
+        state.sharing.branch_end = state.num_published
     state.path_end = block
     state.num_published += 1
     if state.forked_end > 0:
@@ -105,8 +105,8 @@ def enter(state: SequenceState, key: bytes, mark: i64) -> Block:
         assert tree.key_of(block) == key, "a fork published a block with other tokens"
         block.num_pins -= 1
         return block
-    planned = None if state.planned is None else take_offered(state)
-    is_shared = planned is not None or (state.planned is None and ordinal < state.forked_end)
+    planned = None if state.sharing.planned is None else take_offered(state)
+    is_shared = planned is not None or (state.sharing.planned is None and ordinal < state.forked_end)
     owners = [state]
     if planned is not None:
         owners.extend(planned.readers)
@@ -126,7 +126,7 @@ def enter(state: SequenceState, key: bytes, mark: i64) -> Block:
     elif is_shared:
         for owner in owners:
             if owner is not state and owner.num_published == ordinal:
-                owner.tail_is_shared = True
+                owner.tail.is_shared = True
                 owner.next_slow_capacity = 0
     return published
 
@@ -153,9 +153,7 @@ def _record_ready(state: SequenceState, block: Block, mark: i64) -> None:
             storage.advance_ready(page, storage.pool_group_of[life_cycle], state.timeline, mark)
 
 
-def _rebase(
-    state: SequenceState, owners: list[SequenceState], block: Block, published: Block, mark: i64, is_shared: bool
-) -> None:
+def _rebase(state: SequenceState, owners: list[SequenceState], block: Block, published: Block, mark: i64, is_shared: bool) -> None:
     """All owners of ``block`` go on with the equal published one; ``state`` commits."""
     shared = state.shared
     storage = shared.storage
@@ -206,9 +204,7 @@ def _decide(state: SequenceState, ours: i64, theirs: i64) -> i64:
     return KEEP if stays else TAKE_OVER
 
 
-def _take_over(
-    owner: SequenceState, life_cycle: i64, ordinal: i64, ours: i64, theirs: i64, mark: i64, was_shared: bool
-) -> None:
+def _take_over(owner: SequenceState, life_cycle: i64, ordinal: i64, ours: i64, theirs: i64, mark: i64, was_shared: bool) -> None:
     """One of the owners of a private page goes on with the equal published one. ``was_shared``: others may have written into ours."""
     shared = owner.shared
     storage = shared.storage

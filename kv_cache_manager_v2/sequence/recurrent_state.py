@@ -3,7 +3,7 @@
 With checkpoints it is a ring of slots: the state at length ``p`` is in the slot ``p % num_state_slots``, so that the last ones
 are there to go back to. Without, that is always the same slot.
 
-It has the pages of private blocks that join no path (`SequenceState.state_blocks`): each has one page, that of the recurrent
+It has the pages of private blocks that join no path (`Recurrent.state_blocks`): each has one page, that of the recurrent
 life cycle. So holds, locks, levels and slots work as for every other page.
 
     before the first resume    no block
@@ -32,12 +32,10 @@ from .snapshot_plan import SnapshotPlan
 
 def live_block(state: SequenceState, position: i64) -> Block:
     """The block whose page is the state at that length, once the sequence has slots of recurrent state."""
-    return state.state_blocks[position % state.shared.num_state_slots]
+    return state.recurrent.state_blocks[position % state.shared.num_state_slots]
 
 
-def begin_with(
-    state: SequenceState, found: StateMatch, packed: bytes, prompt_length: int, positions: list[int], is_new: bool
-) -> None:
+def begin_with(state: SequenceState, found: StateMatch, packed: bytes, prompt_length: int, positions: list[int], is_new: bool) -> None:
     """Hold the snapshot that the match has found, and plan the sequence's own: ``positions`` and what the policy says.
 
     ``packed``: the tokens that were to be matched. ``is_new``: the prompt is one more to learn from.
@@ -47,21 +45,19 @@ def begin_with(
     snapshot = found.snapshot
     if snapshot is not None:
         storage.hold(snapshot.first_page + shared.state_life_cycle, storage.pool_group_of[shared.state_life_cycle])
-    state.matched_snapshot = snapshot
-    state.state_tokens = found.state_tokens
-    state.attention_tokens = found.attention_tokens
+    state.recurrent.matched_snapshot = snapshot
+    state.recurrent.state_tokens = found.state_tokens
+    state.recurrent.attention_tokens = found.attention_tokens
     policy = shared.snapshot_policy
     num_input_tokens = len(packed) // TOKEN_BYTES
     planned = set(positions)
     learned = shared.learned_placement
     chosen: list[int] | None = None
     if learned is not None:
-        place = PromptPlace(state.scope, num_input_tokens, AMID_PATH, END_OF_NEW)
+        place = PromptPlace(state.request.scope, num_input_tokens, AMID_PATH, END_OF_NEW)
         if is_new:
-            place = learned.observe(state.scope, packed, found.known_blocks, found.extends)
-        chosen = learned.list_positions(
-            place, found.state_tokens, found.branch_tokens, policy.at_prompt_end, policy.at_branches
-        )
+            place = learned.observe(state.request.scope, packed, found.known_blocks, found.extends)
+        chosen = learned.list_positions(place, found.state_tokens, found.branch_tokens, policy.at_prompt_end, policy.at_branches)
     if chosen is not None:
         planned.update(chosen)
     else:
@@ -71,7 +67,7 @@ def begin_with(
             planned.add(int(found.branch_tokens))
     every = policy.every_num_blocks
     interval = 0 if every is None else every * int(shared.tokens_per_block)
-    state.snapshot_plan = SnapshotPlan(
+    state.recurrent.snapshot_plan = SnapshotPlan(
         planned,
         interval,
         max(num_input_tokens, prompt_length),
@@ -82,30 +78,30 @@ def begin_with(
 
 def share_snapshot(state: SequenceState, child: SequenceState) -> None:
     """A fork begins with what its parent began with, if it has no state of its own yet, and plans the same snapshots."""
-    child.attention_tokens = state.attention_tokens
-    child.state_tokens = state.state_tokens
-    if state.snapshot_plan is not None:
-        child.snapshot_plan = state.snapshot_plan.copy()
-    snapshot = state.matched_snapshot
+    child.recurrent.attention_tokens = state.recurrent.attention_tokens
+    child.recurrent.state_tokens = state.recurrent.state_tokens
+    if state.recurrent.snapshot_plan is not None:
+        child.recurrent.snapshot_plan = state.recurrent.snapshot_plan.copy()
+    snapshot = state.recurrent.matched_snapshot
     if snapshot is not None:
         shared = state.shared
         shared.storage.hold(snapshot.first_page + shared.state_life_cycle, shared.storage.pool_group_of[shared.state_life_cycle])
-        child.matched_snapshot = snapshot
+        child.recurrent.matched_snapshot = snapshot
 
 
 def release_snapshot(state: SequenceState) -> None:
     """Its bytes have been copied, in stream order, or they are not needed any more."""
-    snapshot = state.matched_snapshot
+    snapshot = state.recurrent.matched_snapshot
     if snapshot is not None:
         storage = state.shared.storage
         page = snapshot.first_page + state.shared.state_life_cycle
         storage.release(page, storage.pool_group_of[state.shared.state_life_cycle])
-        state.matched_snapshot = None
+        state.recurrent.matched_snapshot = None
 
 
 def put_snapshot_back(state: SequenceState) -> None:
     """A resume that brought the snapshot up is undone: held still, it waits in its queue again."""
-    snapshot = state.matched_snapshot
+    snapshot = state.recurrent.matched_snapshot
     if snapshot is not None:
         storage = state.shared.storage
         page = snapshot.first_page + state.shared.state_life_cycle
@@ -116,7 +112,7 @@ def put_snapshot_back(state: SequenceState) -> None:
 
 def needs_state_slots(state: SequenceState) -> bool:
     """Whether this resume is the first one, with slots of recurrent state to take."""
-    return state.shared.has_state and len(state.state_blocks) == 0
+    return state.shared.has_state and len(state.recurrent.state_blocks) == 0
 
 
 def add_needed_state_slots(state: SequenceState, needed: vec[i64]) -> None:
@@ -138,10 +134,10 @@ def begin_state(state: SequenceState, account: PageCounters | None) -> None:
     try:
         for slot in range(shared.num_state_slots):
             block = shared.tree.pool.take()
-            state.state_blocks.append(block)
+            state.recurrent.state_blocks.append(block)
             storage.make_locked_page(block.first_page + life_cycle, pool_group, PRIORITY_DEFAULT, state.timeline)
-        page = live_block(state, state.state_tokens).first_page + life_cycle
-        snapshot = state.matched_snapshot
+        page = live_block(state, state.recurrent.state_tokens).first_page + life_cycle
+        snapshot = state.recurrent.matched_snapshot
         if snapshot is None:
             clear_page(storage, page, pool_group, state.stream)
         else:
@@ -179,7 +175,7 @@ def lock_state(state: SequenceState, waits: bool) -> None:
     shared = state.shared
     storage = shared.storage
     pool_group = storage.pool_group_of[shared.state_life_cycle]
-    for block in state.state_blocks:
+    for block in state.recurrent.state_blocks:
         page = block.first_page + shared.state_life_cycle
         if waits:
             storage.lock(page, pool_group, state.timeline)
@@ -191,7 +187,7 @@ def unlock_state(state: SequenceState, mark: i64) -> None:
     """The sequence is suspended; the next user of the slots waits for ``mark``."""
     shared = state.shared
     storage = shared.storage
-    for block in state.state_blocks:
+    for block in state.recurrent.state_blocks:
         page = block.first_page + shared.state_life_cycle
         storage.unlock(page, storage.pool_group_of[shared.state_life_cycle], state.timeline, mark)
 
@@ -199,7 +195,7 @@ def unlock_state(state: SequenceState, mark: i64) -> None:
 def free_state(state: SequenceState, mark: i64) -> None:
     """The sequence is closed. ``mark``: as for `release_page`."""
     release_snapshot(state)
-    if len(state.state_blocks) > 0:
+    if len(state.recurrent.state_blocks) > 0:
         _free_blocks(state, mark)
 
 
@@ -209,8 +205,8 @@ def _free_blocks(state: SequenceState, mark: i64) -> None:
     pool_group = storage.pool_group_of[shared.state_life_cycle]
     is_active = state.timeline != NO_TIMELINE
     # The last slot taken is the first on the stack again: a call that is undone takes the same ones the next time.
-    while len(state.state_blocks) > 0:
-        block = state.state_blocks.pop()
+    while len(state.recurrent.state_blocks) > 0:
+        block = state.recurrent.state_blocks.pop()
         page = block.first_page + shared.state_life_cycle
         if storage.rows.has_page(page):
             if is_active:

@@ -1,10 +1,10 @@
 """Residency of a sequence's pages: held after the match, locked while active, held again while suspended, gone once closed.
 
-    hold_match   a new sequence holds the pages of its matched prefix
-    try_resume   SUSPENDED -> ACTIVE: lock every page, take scratch slots again, copy a shared last block; False and nothing
-                 changed otherwise
-    suspend      ACTIVE -> SUSPENDED: moves nothing, releases scratch slots, cannot fail
-    close        any -> CLOSED: everything released, the tail of the sequence evict-first
+hold_match   a new sequence holds the pages of its matched prefix
+try_resume   SUSPENDED -> ACTIVE: lock every page, take scratch slots again, copy a shared last block; False and nothing
+             changed otherwise
+suspend      ACTIVE -> SUSPENDED: moves nothing, releases scratch slots, cannot fail
+close        any -> CLOSED: everything released, the tail of the sequence evict-first
 """
 
 from typing import Final, final
@@ -44,7 +44,7 @@ from .planned_blocks import PlannedBlock
 from .planned_steps import leave_writers, read_planned, take_back
 from .published_tail import can_take_tail_back, forget_copies_of_tail, withdraw_tail
 from .scratch import add_needed_slots
-from .sequence_state import ACTIVE, CLOSED, NO_TIMELINE, SUSPENDED, SequenceState
+from .sequence_state import ACTIVE, CLOSED, NO_TIMELINE, SUSPENDED, Arrivals, SequenceState
 from .snapshots import leave_last_state
 from .staged_copies import copy_shared_blocks
 from .twins import end_twins
@@ -63,22 +63,22 @@ def hold_match(state: SequenceState, match: Match, planned: list[PlannedBlock]) 
     shared.storage.digest.record(MATCH, num_tokens)
     num_published = num_tokens // tokens_per_block - len(planned)
     if num_published == 0:
-        state.path_end = shared.tree.pin_root(state.scope)
+        state.path_end = shared.tree.pin_root(state.request.scope)
     if num_tokens == 0:
         return
     state.blocks = match.blocks
     state.num_blocks = len(match.blocks)
     state.num_published = num_published
-    state.tail_is_shared = num_tokens % tokens_per_block != 0
-    state.copies_tail_on_resume = state.tail_is_shared
+    state.tail.is_shared = num_tokens % tokens_per_block != 0
+    state.tail.copies_on_resume = state.tail.is_shared
     state.capacity = num_tokens
     state.history = num_tokens
     state.num_committed = num_tokens
-    state.branch_end = state.num_blocks
-    state.attention_tokens = num_tokens
-    state.state_tokens = num_tokens
+    state.sharing.branch_end = state.num_blocks
+    state.recurrent.attention_tokens = num_tokens
+    state.recurrent.state_tokens = num_tokens
     tree = shared.tree
-    if state.tail_is_shared:
+    if state.tail.is_shared:
         num_tail_bytes = (num_tokens - state.num_published * tokens_per_block) * TOKEN_BYTES
         tail_block = match.blocks[state.num_published]
         tail_block.num_pins += 1
@@ -95,7 +95,7 @@ def hold_match(state: SequenceState, match: Match, planned: list[PlannedBlock]) 
     hold_pages(state, list_first_pages(state.blocks, 0, state.num_blocks))
     if len(planned) > 0:
         read_planned(state, planned)
-    if shared.uses_priorities and state.priority_callback is None:
+    if shared.uses_priorities and state.request.priority_callback is None:
         raise_matched_priorities(state, None)
     state.record_next_window_move()
 
@@ -152,7 +152,7 @@ class _Resume:
     def __init__(self, state: SequenceState) -> None:
         self.state = state
         self.begins_state = needs_state_slots(state)
-        self.copies_tail = state.copies_tail_on_resume
+        self.copies_tail = state.tail.copies_on_resume
         self.priorities = [int(PRIORITY_DEFAULT)] * int(state.shared.num_life_cycles)
         self.needed = vec[i64]([0] * state.shared.storage.num_pool_groups)
         if self.copies_tail or self.begins_state or state.scratch.num_blocks > 0:
@@ -239,7 +239,7 @@ def _activate_all(resumes: list[_Resume], stream: int, waits: bool) -> None:
         position = len(resumes) - 1
         while position >= 0:
             undone = resumes[position].state
-            if resumes[position].begins_state and len(undone.state_blocks) > 0:
+            if resumes[position].begins_state and len(undone.recurrent.state_blocks) > 0:
                 undo_begin_state(undone)
             put_snapshot_back(undone)
             suspend(undone)
@@ -321,7 +321,7 @@ def _add_pages(state: SequenceState, wanted: OnboardList, seen: set[int] | None)
         for ordinal in range(state.num_blocks):
             if state.holds_page(life_cycle, ordinal):
                 _add_page(state, wanted, state.blocks[ordinal].first_page + life_cycle, life_cycle, seen)
-    blocks = state.state_blocks if state.matched_snapshot is None else [state.matched_snapshot]
+    blocks = state.recurrent.state_blocks if state.recurrent.matched_snapshot is None else [state.recurrent.matched_snapshot]
     for block in blocks:
         life_cycle = state.shared.state_life_cycle
         _add_page(state, wanted, block.first_page + life_cycle, life_cycle, seen)
@@ -352,7 +352,7 @@ def _add_tail_copy(state: SequenceState, needed: vec[i64], count: i64) -> None:
 
 
 def _ask_tail_priorities(state: SequenceState, priorities: list[int]) -> None:
-    if state.priority_callback is None:
+    if state.request.priority_callback is None:
         return
     for life_cycle in range(state.shared.num_life_cycles):
         if state.holds_page(life_cycle, state.num_published):
@@ -396,11 +396,11 @@ def suspend(state: SequenceState) -> None:
     """Unlock every page and release scratch slots; the stream may be destroyed afterwards. Cannot fail."""
     shared = state.shared
     shared.guard.begin_change()
-    if state.planned is not None:
+    if state.sharing.planned is not None:
         take_back(state, 0)
     storage = shared.storage
     mark = shared.order.mark(state.timeline)
-    if state.twins is not None:
+    if state.sharing.twins is not None:
         end_twins(state, mark)
     for life_cycle in range(shared.num_life_cycles):
         pool_group = storage.pool_group_of[life_cycle]
@@ -412,11 +412,10 @@ def suspend(state: SequenceState) -> None:
     unlock_state(state, mark)
     shared.order.leave(state.timeline)
     state.timeline = NO_TIMELINE
-    state.arrivals = vec[i64]()
-    state.awaits_reads = False
+    state.arrivals = Arrivals()
     state.status = SUSPENDED
     state.next_slow_capacity = 0
-    for beam in state.beams:
+    for beam in state.sharing.beams:
         if beam.status == ACTIVE:
             suspend(beam)
     shared.guard.end_change()
@@ -425,30 +424,30 @@ def suspend(state: SequenceState) -> None:
 def close(state: SequenceState) -> None:
     """Release everything; the caller has published the partial last block if the sequence was still committing.
 
-        what goes, in this order           and why not later
-        pages on their way have arrived    nothing may write into a slot that is free
-        places as a reader of blocks       the writer's commit would publish for it
-        further beams                      they share blocks with beam 0, which tells of the request last
-        twins                              the published pages are what is released
-        scratch slots
-        the last state, as a snapshot      it is published below the path's end, which is pinned until the end
-        copies of what is published        a page is copied while it is held
-        state, the matched snapshot
-        pages, the last block first        policies hear before whose they were, and that it was one request
-        the tail's digests, the family     blocks count no owner any more
-        the pin on the path's end          nothing of the sequence is in the tree any more
-        the stream                         marks on it were made until now
+    what goes, in this order           and why not later
+    pages on their way have arrived    nothing may write into a slot that is free
+    places as a reader of blocks       the writer's commit would publish for it
+    further beams                      they share blocks with beam 0, which tells of the request last
+    twins                              the published pages are what is released
+    scratch slots
+    the last state, as a snapshot      it is published below the path's end, which is pinned until the end
+    copies of what is published        a page is copied while it is held
+    state, the matched snapshot
+    pages, the last block first        policies hear before whose they were, and that it was one request
+    the tail's digests, the family     blocks count no owner any more
+    the pin on the path's end          nothing of the sequence is in the tree any more
+    the stream                         marks on it were made until now
     """
     shared = state.shared
     shared.guard.begin_change()
-    if len(state.arrivals) > 0:
+    if len(state.arrivals.points) > 0:
         settle_arrivals(state)
-    if state.planned is not None:
+    if state.sharing.planned is not None:
         leave_writers(state)
     close_beams(state, 1)
     tree = shared.tree
     mark = shared.order.mark(state.timeline) if state.timeline != NO_TIMELINE else NO_POINT
-    if state.twins is not None:
+    if state.sharing.twins is not None:
         end_twins(state, mark)
     state.scratch.release_all(mark)
     leave_last_state(state)
@@ -470,7 +469,7 @@ def close(state: SequenceState) -> None:
         shared.order.leave(state.timeline)
         state.timeline = NO_TIMELINE
     state.status = CLOSED
-    state.planned = None
+    state.sharing.planned = None
     state.next_slow_capacity = 0
     if shared.early_copies is not None:
         shared.early_copies.offload_if_idle()
@@ -506,26 +505,26 @@ def _describe_request(state: SequenceState) -> None:
     num_generated_blocks: i64 = 0
     num_generated_tokens: i64 = 0
     # A sequence that was made without a prompt may have got one since.
-    if 0 < state.prompt_length < state.num_committed:
+    if 0 < state.request.prompt_length < state.num_committed:
         tokens_per_block = state.shared.tokens_per_block
-        num_generated_tokens = state.num_committed - state.prompt_length
-        num_generated_blocks = num_blocks - (state.prompt_length + tokens_per_block - 1) // tokens_per_block
+        num_generated_tokens = state.num_committed - state.request.prompt_length
+        num_generated_blocks = num_blocks - (state.request.prompt_length + tokens_per_block - 1) // tokens_per_block
         if num_generated_blocks < 0:
             num_generated_blocks = 0
     facts = state.shared.storage.learning.request
-    facts.begin(num_blocks, num_generated_blocks, num_generated_tokens, state.continues)
-    if state.kinds is not None:
-        state.kinds.describe(facts)
+    facts.begin(num_blocks, num_generated_blocks, num_generated_tokens, state.request.continues)
+    if state.request.kinds is not None:
+        state.request.kinds.describe(facts)
 
 
 def close_beams(state: SequenceState, width: i64) -> None:
     """Release what beams ``width`` and up have of their own."""
-    if len(state.arrivals) > 0 and len(state.beams) + 1 > width:
+    if len(state.arrivals.points) > 0 and len(state.sharing.beams) + 1 > width:
         settle_arrivals(state)
-    while len(state.beams) + 1 > width:
-        close(state.beams.pop())
+    while len(state.sharing.beams) + 1 > width:
+        close(state.sharing.beams.pop())
         state.shared.num_further_beams -= 1
-    state.has_beams = len(state.beams) > 0
+    state.has_beams = len(state.sharing.beams) > 0
 
 
 def change_stream(state: SequenceState, stream: int) -> None:
@@ -533,7 +532,7 @@ def change_stream(state: SequenceState, stream: int) -> None:
     _change_stream_of_beam(state, stream)
     guard = state.shared.guard
     guard.begin_change()
-    for beam in state.beams:
+    for beam in state.sharing.beams:
         _change_stream_of_beam(beam, stream)
     guard.end_change()
 

@@ -51,8 +51,8 @@ def try_resize(state: SequenceState, capacity: i64, history: i64) -> bool:
 
 
 def _set_numbers(state: SequenceState, capacity: i64, history: i64) -> None:
-    if state.snapshot_plan is not None:
-        state.snapshot_plan.record_room(state.num_committed, state.capacity, capacity, history)
+    if state.recurrent.snapshot_plan is not None:
+        state.recurrent.snapshot_plan.record_room(state.num_committed, state.capacity, capacity, history)
     state.capacity = capacity
     state.history = history
 
@@ -76,7 +76,7 @@ def ask_priorities(plan: ResizePlan) -> None:
     each new block; a filler where no page will be made. Asked once it is known that there is room. What the callback raises is raised."""
     turn = plan.turns[0]
     state = turn.state
-    if state.priority_callback is None:
+    if state.request.priority_callback is None:
         return
     plan.priorities = []
     for copied in turn.copies:
@@ -143,7 +143,7 @@ def _apply(plan: ResizePlan) -> None:
             if in_place is not None:
                 in_place.enqueue()
     shared.guard.begin_change()
-    if first.state.planned is not None:
+    if first.state.sharing.planned is not None:
         take_back_for_resize(first.state, plan.capacity, plan.history)
     if plan.way is CopyWay.WITHDRAWN:
         take_tail_back(plan.turns[0].state)
@@ -171,7 +171,7 @@ def _apply_turn(
         shared.room.make_room_or_drop(subtract_slots(turn.needed, turn.copied), account)
     if plan.way is CopyWay.LAST:
         copy_shared_blocks(state, turn.copies, priorities, account)
-    if turn.first_written < state.forked_end and state.planned is None:
+    if turn.first_written < state.forked_end and state.sharing.planned is None:
         settle_forked(state, turn.first_written)
     _add_blocks(state, plan.num_blocks, priorities, len(turn.copies))
     if state.scratch.num_blocks > 0:
@@ -213,7 +213,7 @@ def _cut_blocks(state: SequenceState, num_blocks: i64, mark: i64) -> None:
     state.num_blocks = num_blocks
     cut_forked(state, num_blocks)
     if state.num_published >= num_blocks:
-        state.tail_is_shared = False
+        state.tail.is_shared = False
 
 
 def _move_scratch(state: SequenceState, capacity: i64, history: i64, mark: i64) -> None:
@@ -245,7 +245,7 @@ def _add_blocks(state: SequenceState, num_blocks: i64, priorities: list[int], nu
     else:
         pool.take_many(num_blocks - old_num_blocks, state.blocks)
     state.num_blocks = num_blocks
-    asked = state.priority_callback is not None
+    asked = state.request.priority_callback is not None
     # For the one block that a decode step begins, the lists that a run needs would cost more than they save.
     if not asked and state.scratch.num_blocks == 0 and num_blocks - old_num_blocks > 1:
         first_pages = list_first_pages(state.blocks, old_num_blocks, num_blocks)

@@ -107,7 +107,7 @@ def plan_resize(states: list[SequenceState], capacity: i64, history: i64) -> Res
     for state in states:
         copies = NO_ORDINALS
         first_written: i64 = NEVER
-        if state.tail_is_shared or state.forked_end > 0:
+        if state.tail.is_shared or state.forked_end > 0:
             first_written = find_first_written(state, capacity, history)
             copies = list_copies(state, capacity, history)
             if position > 0:
@@ -153,7 +153,7 @@ def _plan_without_copy(plan: ResizePlan, turn: TurnPlan) -> ResizePlan | None:
 
 def is_copy_of_tail(turn: TurnPlan) -> bool:
     """Whether the published tail is all that is copied. Another block, which a fork or a lease has, cannot be withdrawn."""
-    return len(turn.copies) == 1 and turn.state.tail_is_shared and turn.copies[0] == turn.state.num_published
+    return len(turn.copies) == 1 and turn.state.tail.is_shared and turn.copies[0] == turn.state.num_published
 
 
 def plan_turn(state: SequenceState, copies: list[int], first_written: i64, plan: ResizePlan) -> TurnPlan:

@@ -35,9 +35,7 @@ class RetentionPlan:
     _generated_priority: Final[int]
     _generated_duration: Final[int]
 
-    def __init__(
-        self, retention: RetentionConfig, prompt_length: int, tokens_per_block: int, callback: PriorityCallback | None
-    ) -> None:
+    def __init__(self, retention: RetentionConfig, prompt_length: int, tokens_per_block: int, callback: PriorityCallback | None) -> None:
         """``callback``: the user's own; where both say something the higher priority counts."""
         self._begins = [item.begin for item in retention.ranges]
         self._ends = [prompt_length if item.end is None else item.end for item in retention.ranges]

@@ -62,7 +62,7 @@ class RoomQuestion:
         for position, beam in enumerate(beams):
             copies = NO_ORDINALS
             first_written: i64 = NEVER
-            if beam.tail_is_shared or beam.forked_end > 0:
+            if beam.tail.is_shared or beam.forked_end > 0:
                 first_written = find_first_written(beam, capacity, history)
                 copies = self._leave_out_last_owned(beams, position, list_copies(beam, capacity, history))
             turn = self._plan_turn(beam, copies, first_written, plan)

@@ -3,10 +3,10 @@
 Blocks of the sequence, by ordinal:
 
     [0, num_published)     published: shared, on the tree path that ends at ``path_end``, which this sequence pins
-    num_published          if ``tail_is_shared``: a published block of which only the leading tokens are ours, never written
+    num_published          if ``tail.is_shared``: a published block of which only the leading tokens are ours, never written
                            and pinned by this sequence too; else private, like all that follow
     < forked_end           of these, blocks that a fork shares or shared: each private with several owners, or by now published
-                           by another owner and pinned by this sequence (`forked_blocks`); or, if ``planned`` is there,
+                           by another owner and pinned by this sequence (`forked_blocks`); or, if ``sharing.planned`` is there,
                            blocks of which some are planned (`planned_blocks`)
 
 For each life cycle ``g`` a block is stale if ``num_sink_blocks[g] <= ordinal < window_begins[g]``, and may be scratch. While the
@@ -25,7 +25,6 @@ from ..reuse.block import Block
 from ..reuse.reuse_scope import ReuseScope
 from ..stats.usage_counters import SequenceCounters
 from ..storage.eviction.segment_traits import NO_HINT
-from ..storage.page_rows import PageRows
 from .given_tokens import GivenTokens
 from .kind_ranges import KindRanges
 from .page_table import PageTable
@@ -45,16 +44,30 @@ from ..reuse.token_packing import TOKEN_BYTES
 @final
 @mypyc_attr(native_class=True)
 class TokenTail:
-    """Little-endian, which is the native order of every machine that has a device for us."""
+    """The committed tokens behind the published blocks, and the rules of the block that they are in.
 
-    __slots__ = ("_packed", "count")
+    Packed little-endian, which is the native order of every machine that has a device for us.
+    """
+
+    __slots__ = ("_packed", "count", "is_shared", "copies_on_resume", "publishes_at_close", "is_committing")
 
     _packed: BytesWriter
     count: i64
+    is_shared: bool
+    """The last block is published: only its leading tokens are ours."""
+    copies_on_resume: bool
+    """The shared last block is a partial match: the first resume makes a private copy of it."""
+    publishes_at_close: bool
+    """`stop_committing` has left the partial last block to `close`."""
+    is_committing: bool
 
     def __init__(self) -> None:
         self._packed = BytesWriter()
         self.count = 0
+        self.is_shared = False
+        self.copies_on_resume = False
+        self.publishes_at_close = False
+        self.is_committing = True
 
     def append(self, token: i32) -> None:
         write_i32_le(self._packed, token)
@@ -90,58 +103,142 @@ UNPINNED: Final = Block(0)
 
 @final
 @mypyc_attr(native_class=True)
+class Request:
+    """What the caller has said of one sequence."""
+
+    __slots__ = (
+        "serial", "id", "scope", "priority_callback", "prompt_length", "kinds", "continues", "is_counted", "given", "given_end",
+        "retention",
+    )  # fmt: skip
+
+    serial: Final[int]
+    """Unique within the manager; `id` is the user's and need not be."""
+    id: Final[int]
+    scope: Final[ReuseScope]
+    priority_callback: PriorityCallback | None
+    prompt_length: i64
+    """As given when the sequence was made, in tokens; what comes behind is generated."""
+    kinds: KindRanges | None
+    """None unless the caller has named kinds of its tokens."""
+    continues: i64
+    """What the caller has said of what comes after the sequence: NO_HINT, CONTINUES or ENDS."""
+    is_counted: bool
+    """Whether what it needs is part of the mix by which `adjust` divides quotas; not for dummies."""
+    given: GivenTokens | None
+    """The tokens that the sequence was made with, until all of them are committed, or others are."""
+    given_end: i64
+    """How many of them were matched or committed by `commit_input`; -1, or not `num_committed`, if there were none or another call has
+    committed tokens."""
+    retention: RetentionPlan | None
+    """None unless some of its blocks keep their priority for a while only."""
+
+    def __init__(self, serial: int, sequence_id: int, scope: ReuseScope, priority_callback: PriorityCallback | None) -> None:
+        self.serial = serial
+        self.id = sequence_id
+        self.scope = scope
+        self.priority_callback = priority_callback
+        self.prompt_length = 0
+        self.kinds = None
+        self.continues = NO_HINT
+        self.is_counted = True
+        self.given = None
+        self.given_end = -1
+        self.retention = None
+
+    def fork(self, serial: int, sequence_id: int, priority_callback: PriorityCallback | None) -> "Request":
+        """The request of a sequence, or of a beam, that goes on from this one's."""
+        child = Request(serial, sequence_id, self.scope, priority_callback)
+        child.prompt_length = self.prompt_length
+        child.kinds = self.kinds
+        child.continues = self.continues
+        child.is_counted = self.is_counted
+        child.given = self.given
+        child.given_end = self.given_end
+        child.retention = self.retention
+        return child
+
+
+@final
+@mypyc_attr(native_class=True)
+class Recurrent:
+    """Recurrent state of one sequence, and from which lengths on the match left layers to compute."""
+
+    __slots__ = ("state_blocks", "snapshot_plan", "matched_snapshot", "state_tokens", "attention_tokens", "planned_tokens")
+
+    state_blocks: list[Block]
+    """Private blocks that join no path: each has one page, a slot of recurrent state. None before the first resume."""
+    snapshot_plan: SnapshotPlan | None
+    """None where there is no recurrent state."""
+    matched_snapshot: Block | None
+    """The published block whose snapshot the first resume will copy; held until then."""
+    state_tokens: i64
+    """The length at which the sequence's recurrent state began."""
+    attention_tokens: i64
+    """Up to which length pages for all attention layers were there when the sequence was made."""
+    planned_tokens: i64
+    """How many of them were planned by other sequences and not committed."""
+
+    def __init__(self) -> None:
+        self.state_blocks = []
+        self.snapshot_plan = None
+        self.matched_snapshot = None
+        self.state_tokens = 0
+        self.attention_tokens = 0
+        self.planned_tokens = 0
+
+
+@final
+@mypyc_attr(native_class=True)
+class Sharing:
+    """Other sequences that one shares blocks with: forks, beams, writers and readers of planned blocks, owners of equal pages."""
+
+    __slots__ = ("forks", "beams", "planned", "twins", "branch_end")
+
+    forks: "dict[SequenceState, None] | None"
+    """The open sequences that were forked from one another, this one included, oldest first: one dict for all of them."""
+    beams: "list[SequenceState]"
+    """Beams 1 and up of a sequence with more than one; this state is beam 0 then (`beams`)."""
+    planned: PlannedLinks | None
+    """Blocks that the sequence has promised to compute, or that others have; None if there are none."""
+    twins: dict[int, int] | None
+    """Where indices stay, the sequence's own pages of published blocks, by `twin_key`; a row without a page: it went on as the published
+    one. Only while ACTIVE; None before the first."""
+    branch_end: i64
+    """Where the latest match ended or the path left that of others, in blocks: prompts part there, so windows before it are kept."""
+
+    def __init__(self) -> None:
+        self.forks = None
+        self.beams = []
+        self.planned = None
+        self.twins = None
+        self.branch_end = 0
+
+
+@final
+@mypyc_attr(native_class=True)
+class Arrivals:
+    """Pages of a resumed sequence that its stream does not wait for yet."""
+
+    __slots__ = ("points", "awaits_reads")
+
+    points: vec[i64]
+    """After these the pages land; empty unless it was resumed so."""
+    awaits_reads: bool
+    """Some of the pages come from a disk, and it is not known that they came; `points` is not empty then."""
+
+    def __init__(self) -> None:
+        self.points = vec[i64]()
+        self.awaits_reads = False
+
+
+@final
+@mypyc_attr(native_class=True)
 class SequenceState:
     __slots__ = (
-        "shared",
-        "status",
-        "serial",
-        "id",
-        "scope",
-        "capacity",
-        "history",
-        "num_committed",
-        "num_blocks",
-        "num_published",
-        "tail_is_shared",
-        "forked_end",
-        "forks",
-        "planned",
-        "twins",
-        "publishes_at_close",
-        "beams",
-        "has_beams",
-        "copies_tail_on_resume",
-        "is_committing",
-        "blocks",
-        "path_end",
-        "state_blocks",
-        "attention_tokens",
-        "planned_tokens",
-        "state_tokens",
-        "matched_snapshot",
-        "snapshot_plan",
-        "tail",
-        "tables",
-        "window_begins",
-        "next_window_move",
-        "next_slow_capacity",
-        "scratch",
-        "stream",
-        "timeline",
-        "priority_callback",
-        "batch_number",
-        "counters",
-        "arrivals",
-        "retention",
-        "kinds",
-        "continues",
-        "branch_end",
-        "prompt_length",
-        "awaits_reads",
-        "is_counted",
-        "given",
-        "given_end",
-    )
+        "shared", "status", "capacity", "history", "num_blocks", "num_committed", "num_published", "next_window_move", "next_slow_capacity",
+        "forked_end", "batch_number", "has_beams", "tail", "blocks", "path_end", "tables", "window_begins", "scratch", "stream", "timeline",
+        "arrivals", "request", "recurrent", "sharing", "counters",
+    )  # fmt: skip
 
     # What a step inside a block looks at comes first: compiled, it lies together, in two or three cache lines.
     shared: Final[SharedState]
@@ -160,164 +257,72 @@ class SequenceState:
     """0 if nothing behind the published path is or was shared by a fork."""
     batch_number: i64
     """The last batch call that listed this sequence."""
-    tail: Final[TokenTail]
-    snapshot_plan: SnapshotPlan | None
-    """None where there is no recurrent state."""
-    arrivals: vec[i64]
-    """Points after which pages land that the stream does not wait for yet; empty unless it was resumed so."""
-    tail_is_shared: bool
     has_beams: bool
     """Whether this is one of several beams."""
-    is_committing: bool
+    tail: TokenTail
     # The rest.
-    serial: Final[int]
-    """Unique within the manager; `id` is the user's and need not be."""
-    id: Final[int]
-    scope: Final[ReuseScope]
-    forks: "dict[SequenceState, None] | None"
-    """The open sequences that were forked from one another, this one included, oldest first: one dict for all of them."""
-    planned: PlannedLinks | None
-    """Blocks that the sequence has promised to compute, or that others have; None if there are none."""
-    beams: "list[SequenceState]"
-    """Beams 1 and up of a sequence with more than one; this state is beam 0 then (`beams`)."""
-    twins: dict[int, int] | None
-    """Where indices stay, the sequence's own pages of published blocks, by `twin_key`; a row without a page: it went on as the published
-    one. Only while ACTIVE; None before the first."""
-    publishes_at_close: bool
-    """`stop_committing` has left the partial last block to `close`."""
-    copies_tail_on_resume: bool
-    """The shared tail is a partial match: the first resume makes a private copy of it."""
     blocks: list[Block]
     path_end: Block
-    state_blocks: list[Block]
-    """Private blocks that join no path: each has one page, a slot of recurrent state. None before the first resume."""
-    attention_tokens: i64
-    """Up to which length pages for all attention layers were there when the sequence was made."""
-    planned_tokens: i64
-    """How many of them were planned by other sequences and not committed."""
-    state_tokens: i64
-    """The length at which the sequence's recurrent state began."""
-    matched_snapshot: Block | None
-    """The published block whose snapshot the first resume will copy; held until then."""
     tables: Final[list[PageTable]]
     window_begins: vec[i64]
     scratch: Final[Scratch]
     stream: int
     timeline: i64
     """The stream's timeline while ACTIVE, else NO_TIMELINE."""
-    priority_callback: PriorityCallback | None
+    arrivals: Arrivals
+    request: Final[Request]
+    recurrent: Recurrent
+    sharing: Sharing
     counters: SequenceCounters | None
     """None if there are no statistics."""
-    branch_end: i64
-    """Where the latest match ended or the path left that of others, in blocks: prompts part there, so windows before it are kept."""
-    prompt_length: i64
-    """As given when the sequence was made, in tokens; what comes behind is generated."""
-    is_counted: bool
-    """Whether what it needs is part of the mix by which `adjust` divides quotas; not for dummies."""
-    retention: RetentionPlan | None
-    """None unless some of its blocks keep their priority for a while only."""
-    kinds: KindRanges | None
-    """None unless the caller has named kinds of its tokens."""
-    continues: i64
-    """What the caller has said of what comes after it: NO_HINT, CONTINUES or ENDS."""
-    given: GivenTokens | None
-    """The tokens that the sequence was made with, until all of them are committed, or others are."""
-    given_end: i64
-    """How many of them were matched or committed by `commit_input`; -1, or not `num_committed`, if there were none or another call has
-    committed tokens."""
-    awaits_reads: bool
-    """Some of its pages come from a disk, and it is not known that they came; `arrivals` is not empty then."""
 
-    def __init__(
-        self,
-        shared: SharedState,
-        serial: int,
-        sequence_id: int,
-        scope: ReuseScope,
-        stream: int,
-        priority_callback: PriorityCallback | None,
-    ) -> None:
+    def __init__(self, shared: SharedState, request: Request, stream: int) -> None:
         """An empty, suspended sequence, not in the tree: `residency.hold_match` pins where its path ends."""
         self.shared = shared
         self.status = SUSPENDED
-        self.serial = serial
-        self.id = sequence_id
-        self.scope = scope
         self.capacity = 0
         self.history = 0
-        self.num_committed = 0
         self.num_blocks = 0
+        self.num_committed = 0
         self.num_published = 0
-        self.tail_is_shared = False
-        self.forked_end = 0
-        self.forks = None
-        self.planned = None
-        self.beams = []
-        self.has_beams = False
-        self.twins = None
-        self.publishes_at_close = False
-        self.copies_tail_on_resume = False
-        self.is_committing = True
-        self.blocks = []
-        self.path_end = UNPINNED
-        self.state_blocks = []
-        self.attention_tokens = 0
-        self.planned_tokens = 0
-        self.state_tokens = 0
-        self.matched_snapshot = None
-        self.snapshot_plan = None
-        self.tail = TokenTail()
-        self.tables = [PageTable() for _ in shared.life_cycles]
-        self.window_begins = shared.least_window_begins[:]
         self.next_window_move = NEVER
         self.next_slow_capacity = 0
+        self.forked_end = 0
+        self.batch_number = 0
+        self.has_beams = False
+        self.tail = TokenTail()
+        self.blocks = []
+        self.path_end = UNPINNED
+        self.tables = [PageTable() for _ in shared.life_cycles]
+        self.window_begins = shared.least_window_begins[:]
         self.scratch = Scratch(shared)
         self.stream = stream
         self.timeline = NO_TIMELINE
-        self.priority_callback = priority_callback
-        self.batch_number = 0
+        self.arrivals = Arrivals()
+        self.request = request
+        self.recurrent = Recurrent()
+        self.sharing = Sharing()
         self.counters = None
-        self.arrivals = vec[i64]()
-        self.retention = None
-        self.kinds = None
-        self.continues = NO_HINT
-        self.branch_end = 0
-        self.prompt_length = 0
-        self.awaits_reads = False
-        self.is_counted = True
-        self.given = None
-        self.given_end = -1
         self.record_next_window_move()
 
     def reopen(self) -> None:
-        """After it was closed: empty and suspended, not in the tree. What the user has set stays."""
+        """After `close`: empty and suspended, not in the tree. What the user has set stays."""
         self.status = SUSPENDED
         self.capacity = 0
         self.history = 0
         self.num_committed = 0
         self.num_published = 0
-        self.tail_is_shared = False
         self.forked_end = 0
-        self.planned = None
-        self.copies_tail_on_resume = False
-        self.is_committing = True
-        self.publishes_at_close = False
-        self.continues = NO_HINT
+        self.tail = TokenTail()
         self.path_end = UNPINNED
-        self.state_blocks = []
-        self.attention_tokens = 0
-        self.planned_tokens = 0
-        self.state_tokens = 0
-        self.matched_snapshot = None
-        self.snapshot_plan = None
-        self.tail.clear()
         for table in self.tables:
             table.resize(0)
-        self.scratch.clear()
         self.window_begins = self.shared.least_window_begins[:]
-        self.arrivals = vec[i64]()
-        self.awaits_reads = False
-        self.branch_end = 0
+        self.scratch.clear()
+        self.arrivals = Arrivals()
+        self.request.continues = NO_HINT
+        self.recurrent = Recurrent()
+        self.sharing = Sharing()
         self.record_next_window_move()
 
     def record_next_window_move(self) -> None:
@@ -337,9 +342,9 @@ class SequenceState:
         if (
             self.status != ACTIVE
             or self.has_beams
-            or self.snapshot_plan is not None
-            or self.tail_is_shared
-            or len(self.arrivals) > 0
+            or self.recurrent.snapshot_plan is not None
+            or self.tail.is_shared
+            or len(self.arrivals.points) > 0
             or self.scratch.is_enabled
             or self.scratch.num_blocks > 0
             or (self.forked_end > 0 and (self.forked_end >= self.num_blocks or self.history < self.forked_end * size))
@@ -349,11 +354,16 @@ class SequenceState:
 
     def record_arrival(self, point: i64) -> None:
         self.next_slow_capacity = 0
-        if len(self.arrivals) == 0 or self.arrivals[len(self.arrivals) - 1] != point:
-            self.arrivals = append(self.arrivals, point)
+        points = self.arrivals.points
+        if len(points) == 0 or points[len(points) - 1] != point:
+            self.arrivals.points = append(points, point)
+
+    @property
+    def id(self) -> int:
+        return self.request.id
 
     def is_published(self, ordinal: i64) -> bool:
-        if ordinal < self.num_published or (self.tail_is_shared and ordinal == self.num_published):
+        if ordinal < self.num_published or (self.tail.is_shared and ordinal == self.num_published):
             return True
         return ordinal < self.forked_end and self.blocks[ordinal].parent is not None
 
@@ -366,7 +376,7 @@ class SequenceState:
     @property
     def is_further_beam(self) -> bool:
         """Beam 1 or later. Of a block that a commit fills only beam 0 has the bytes; its own page may hold another text's."""
-        return self.has_beams and len(self.beams) == 0
+        return self.has_beams and len(self.sharing.beams) == 0
 
     def twin_key(self, life_cycle: i64, ordinal: i64) -> int:
         return int(ordinal * self.shared.num_life_cycles + life_cycle)
@@ -374,7 +384,7 @@ class SequenceState:
     def page_of(self, life_cycle: i64, ordinal: i64) -> i64:
         """The page that the sequence holds for that block: the block's, or its own twin of that."""
         page = self.blocks[ordinal].first_page + life_cycle
-        twins = self.twins
+        twins = self.sharing.twins
         if twins is not None:
             twin: i64 = twins.get(self.twin_key(life_cycle, ordinal), -1)
             if twin >= 0 and self.shared.storage.rows.has_page(twin):
@@ -383,18 +393,14 @@ class SequenceState:
 
     def ask_priority(self, ordinal: i64, life_cycle: i64) -> i64:
         """The user's priority for a page; `ValueError` if it is none. Called before anything changes."""
-        callback = self.priority_callback
+        callback = self.request.priority_callback
         if callback is None:
             return PRIORITY_DEFAULT
         answer: object = callback(BlockOrdinal(int(ordinal)), self.shared.life_cycles[life_cycle])
         priority = to_int(answer, "what custom_priority_callback returned")
         if not PRIORITY_MIN <= priority <= PRIORITY_MAX:
             raise ValueError(
-                f"custom_priority_callback({ordinal}, ...) returned {priority}; priorities are {PRIORITY_MIN} to "
-                f"{PRIORITY_MAX}"
+                f"custom_priority_callback({ordinal}, ...) returned {priority}; priorities are {PRIORITY_MIN} to {PRIORITY_MAX}"
             )
         self.shared.journal.priority(priority)
         return priority
-
-    def rows(self) -> PageRows:
-        return self.shared.storage.rows

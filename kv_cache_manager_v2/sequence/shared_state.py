@@ -82,7 +82,6 @@ class SharedState:
         "num_further_beams",
         "journal",
         "is_recording",
-        
     )
 
     device: Final[Device]

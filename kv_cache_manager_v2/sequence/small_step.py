@@ -28,7 +28,7 @@ def stays_within_blocks(state: SequenceState, capacity: i64, history: i64) -> bo
         history < state.next_window_move
         and capacity <= room
         and capacity > room - state.shared.tokens_per_block
-        and not state.tail_is_shared
+        and not state.tail.is_shared
         and (state.forked_end == 0 or not may_write_forked(state, history))
         and (not state.shared.scratch_is_configured or not _has_scratch_step(state, capacity - history))
     )
@@ -51,7 +51,7 @@ def try_small_resize(state: SequenceState, capacity: i64) -> bool:
         state.capacity = capacity
         if shared.is_recording:
             with shared.guard as journal:
-                journal.grow(state.serial, capacity, state.history)
+                journal.grow(state.request.serial, capacity, state.history)
         return True
     return False
 
@@ -61,9 +61,9 @@ def is_small_commit(state: SequenceState) -> bool:
     num_committed = state.num_committed + 1
     return (
         state.status == ACTIVE
-        and state.is_committing
+        and state.tail.is_committing
         and not state.shared.has_state
-        and len(state.arrivals) == 0
+        and len(state.arrivals.points) == 0
         and not state.has_beams
         and num_committed <= state.capacity
         and num_committed < state.next_window_move
@@ -88,7 +88,7 @@ def try_small_commit(state: SequenceState, token: i32) -> bool:
         make_small_commit(state, token)
         if shared.is_recording:
             with shared.guard as journal:
-                journal.commit_one(state.serial, i64(token))
+                journal.commit_one(state.request.serial, i64(token))
         return True
     return False
 
@@ -126,10 +126,10 @@ def _begins_next_block(state: SequenceState, capacity: i64, history: i64) -> boo
         capacity <= room
         or capacity > room + shared.tokens_per_block
         or history >= state.next_window_move
-        or state.tail_is_shared
+        or state.tail.is_shared
         or state.forked_end > 0
-        or state.priority_callback is not None
-        or state.snapshot_plan is not None
+        or state.request.priority_callback is not None
+        or state.recurrent.snapshot_plan is not None
         or shared.scratch_is_configured
         or shared.storage.closed.has_disks
     ):

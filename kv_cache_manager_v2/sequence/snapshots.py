@@ -37,7 +37,7 @@ def stage_snapshot(state: SequenceState, position: i64, is_end: bool) -> Block |
 
     ``is_end``: the user says that nothing will be committed after that.
     """
-    plan = state.snapshot_plan
+    plan = state.recurrent.snapshot_plan
     if plan is None:
         return None
     if plan.is_due(position):
@@ -82,7 +82,7 @@ def _find_free_slot(state: SequenceState, plan: SnapshotPlan) -> bool:
         return False
     page = block.first_page + shared.state_life_cycle
     rows = storage.rows
-    if shared.commit_snapshots.get(int(page)) != state.serial or not rows.has_page(page):
+    if shared.commit_snapshots.get(int(page)) != state.request.serial or not rows.has_page(page):
         return False
     if rows.level(page) > GPU_LEVEL or rows.num_holds(page) > 0:
         return False
@@ -172,22 +172,22 @@ def publish_snapshot(state: SequenceState, staged: Block, is_planned: bool) -> N
 def _record_owner(state: SequenceState, block: Block, is_planned: bool) -> None:
     owners = state.shared.commit_snapshots
     page = int(block.first_page + state.shared.state_life_cycle)
-    plan = state.snapshot_plan
+    plan = state.recurrent.snapshot_plan
     if is_planned or plan is None:
         owners.pop(page, None)
     else:
-        owners[page] = state.serial
+        owners[page] = state.request.serial
         plan.commit_block = block
 
 
 def leave_last_state(state: SequenceState) -> None:
     """The sequence is about to be closed: its own slot becomes the snapshot of its committed tokens, if it is their state."""
-    plan = state.snapshot_plan
+    plan = state.recurrent.snapshot_plan
     if plan is None or state.timeline == NO_TIMELINE or not state.shared.snapshot_policy.at_close:
         return
     if plan.is_certain_at_end(state.num_committed):
         block = live_block(state, state.num_committed)
-        state.state_blocks.remove(block)
+        state.recurrent.state_blocks.remove(block)
         publish_snapshot(state, block, True)
 
 

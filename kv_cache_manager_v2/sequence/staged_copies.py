@@ -1,9 +1,9 @@
 """Private copies of shared blocks: the sequence is going to write there, and neither published bytes nor a fork's may change.
 
-    add      copies of one sequence's or beam's blocks are enqueued; no sequence has them yet
-    finish   all are enqueued: later work on the stream may be ordered behind them
-    settle   in the change: the sequence takes its copies and releases the shared blocks
-    free     instead of `finish` and `settle`, where the device refused one: nothing has changed
+add      copies of one sequence's or beam's blocks are enqueued; no sequence has them yet
+finish   all are enqueued: later work on the stream may be ordered behind them
+settle   in the change: the sequence takes its copies and releases the shared blocks
+free     instead of `finish` and `settle`, where the device refused one: nothing has changed
 """
 
 from typing import Final, final
@@ -81,9 +81,7 @@ class StagedCopies:
                 take_copies(state, self._ordinals[position], self._targets[position], self._mark, self._account)
 
 
-def copy_shared_blocks(
-    state: SequenceState, ordinals: list[int], priorities: list[int], account: PageCounters | None
-) -> None:
+def copy_shared_blocks(state: SequenceState, ordinals: list[int], priorities: list[int], account: PageCounters | None) -> None:
     """All steps in one. If a copy cannot be enqueued, nothing has changed and the device's error is raised."""
     staged = StagedCopies(state.shared, account)
     try:
@@ -97,9 +95,7 @@ def copy_shared_blocks(
     state.shared.guard.end_change()
 
 
-def take_copies(
-    state: SequenceState, ordinals: list[int], targets: list[Block], mark: i64, account: PageCounters | None
-) -> None:
+def take_copies(state: SequenceState, ordinals: list[int], targets: list[Block], mark: i64, account: PageCounters | None) -> None:
     """The sequence has the copies instead of the shared blocks. ``mark``: of its timeline, after the copies."""
     position = 0
     for ordinal in ordinals:
@@ -130,8 +126,8 @@ def _take_copy(state: SequenceState, ordinal: i64, target: Block, mark: i64, acc
     release_block(state, ordinal)
     state.blocks[ordinal] = target
     if ordinal == state.num_published:
-        state.tail_is_shared = False
-        state.copies_tail_on_resume = False
+        state.tail.is_shared = False
+        state.tail.copies_on_resume = False
 
 
 def _free_copy(state: SequenceState, target: Block) -> None:

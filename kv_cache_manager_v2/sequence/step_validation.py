@@ -19,13 +19,13 @@ def validate_resize(state: SequenceState, capacity: i64, history: i64) -> None:
     """The caller's mistakes in a resize; changes nothing."""
     if state.status != ACTIVE:
         raise _inactive(state, "resize")
-    if state.planned is not None:
+    if state.sharing.planned is not None:
         require_valid(state, "resize")
     if history < state.history:
         raise ValueError(f"sequence {state.id}: history_length {history} is under the present {state.history}; it never shrinks")
     if capacity < history:
         raise ValueError(f"sequence {state.id}: capacity {capacity} is under history_length {history}")
-    if capacity < state.capacity and state.snapshot_plan is not None:
+    if capacity < state.capacity and state.recurrent.snapshot_plan is not None:
         _validate_state_rewind(state, capacity)
     if state.scratch.is_enabled and capacity != state.capacity:
         _validate_scratch_step(state, capacity, history)
@@ -37,7 +37,7 @@ def validate_resize(state: SequenceState, capacity: i64, history: i64) -> None:
     if capacity > state.num_blocks * state.shared.tokens_per_block:
         num_blocks = (capacity + state.shared.tokens_per_block - 1) // state.shared.tokens_per_block
         _validate_buffers(state, num_blocks)
-        for beam in state.beams:
+        for beam in state.sharing.beams:
             _validate_buffers(beam, num_blocks)
 
 
@@ -45,12 +45,12 @@ def validate_next_token(state: SequenceState, call: str) -> None:
     """The caller's mistakes in a batch's commit of one token; changes nothing."""
     if state.status != ACTIVE:
         raise _inactive(state, call)
-    if state.planned is not None:
+    if state.sharing.planned is not None:
         require_committed_before(state, call)
-    if not state.is_committing:
+    if not state.tail.is_committing:
         raise LogicError(f"sequence {state.id}: {call}() after stop_committing()")
     if state.has_beams:
-        raise LogicError(f"sequence {state.id}: {call}() with {len(state.beams) + 1} beams; commit() says which beam has the token")
+        raise LogicError(f"sequence {state.id}: {call}() with {len(state.sharing.beams) + 1} beams; commit() says which beam has the token")
     if state.num_committed >= state.capacity:
         raise ValueError(
             f"sequence {state.id}: a token after {state.num_committed} committed ones exceeds the capacity of {state.capacity}; "
@@ -67,7 +67,7 @@ def _validate_buffers(state: SequenceState, num_blocks: i64) -> None:
 
 def _validate_state_rewind(state: SequenceState, capacity: i64) -> None:
     """Tokens that may have been computed are taken back: the state before them must still be there."""
-    plan = state.snapshot_plan
+    plan = state.recurrent.snapshot_plan
     num_checkpoints = state.shared.num_state_slots - 1
     if plan is not None and plan.peak_capacity - capacity > num_checkpoints:
         raise LogicError(
@@ -102,7 +102,7 @@ def _validate_scratch_step(state: SequenceState, capacity: i64, history: i64) ->
 def validate_fork(state: SequenceState, call: str) -> None:
     """Scratch slots belong to one sequence's step: blocks that are there only must be stale. Planned blocks belong to their writer."""
     require_unplanned(state, call)
-    if len(state.state_blocks) > 0 and state.status != ACTIVE:
+    if len(state.recurrent.state_blocks) > 0 and state.status != ACTIVE:
         raise LogicError(f"sequence {state.id}: {phrase_of(call)} copies the recurrent state, on the device; resume() first")
     scratch = state.scratch
     for life_cycle in range(state.shared.num_life_cycles):

@@ -39,9 +39,7 @@ def stream_handle(stream: object, name: str = "cuda_stream") -> int:
             handle = None  # an array has __index__, and is none
         if isinstance(handle, int):
             return _validate_handle(handle, name)
-    raise TypeError(
-        f"{name} must be an int handle or an object with __cuda_stream__ or __int__, not {type(stream).__name__}"
-    )
+    raise TypeError(f"{name} must be an int handle or an object with __cuda_stream__ or __int__, not {type(stream).__name__}")
 
 
 def _handle_of_protocol(described: object, name: str) -> int:

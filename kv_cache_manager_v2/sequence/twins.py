@@ -1,6 +1,6 @@
 """Where indices stay: the pages that a sequence keeps although the tree has equal ones (`publishing`).
 
-Each is a *twin* (`twin_pages`), in a private block (`SequenceState.twins`), while another active sequence has the published page locked.
+Each is a *twin* (`twin_pages`), in a private block (`Sharing.twins`), while another active sequence has the published page locked.
 Beams, and owners that are suspended, take the published page over as where indices may move.
 """
 
@@ -16,32 +16,32 @@ def keep_twin(owner: SequenceState, life_cycle: i64, ordinal: i64, ours: i64, th
     twin_pages = owner.shared.twin_pages
     assert twin_pages is not None, "a twin was kept where indices may move"
     twin_pages.add(theirs, ours)
-    if owner.twins is None:
-        owner.twins = {}
-    owner.twins[owner.twin_key(life_cycle, ordinal)] = int(ours)
+    if owner.sharing.twins is None:
+        owner.sharing.twins = {}
+    owner.sharing.twins[owner.twin_key(life_cycle, ordinal)] = int(ours)
 
 
 def has_twin_of(state: SequenceState, ordinal: i64) -> bool:
     """Whether the sequence keeps a block of its own for twins of that block's pages, or kept it for some that have gone on since."""
-    if state.twins is None:
+    if state.sharing.twins is None:
         return False
     key = state.twin_key(0, ordinal)
     for number in range(key, key + int(state.shared.num_life_cycles)):
-        if number in state.twins:
+        if number in state.sharing.twins:
             return True
     return False
 
 
 def end_twins(state: SequenceState, mark: i64) -> None:
     """The sequence, which is about to unlock all pages, has the published ones instead of its twins; its tables are not looked at."""
-    if state.twins is not None:
+    if state.sharing.twins is not None:
         end_twins_between(state, 0, state.shared.num_life_cycles, 0, state.num_blocks, mark)
-        state.twins = None
+        state.sharing.twins = None
 
 
 def end_twins_between(state: SequenceState, life_cycle: i64, end_life_cycle: i64, begin: i64, end: i64, mark: i64) -> None:
     """The same for some life cycles of blocks ``[begin, end)``, which are about to be released."""
-    twins = state.twins
+    twins = state.sharing.twins
     if twins is not None:
         for key in list(twins):
             ordinal, of_life_cycle = divmod(key, int(state.shared.num_life_cycles))
@@ -51,7 +51,7 @@ def end_twins_between(state: SequenceState, life_cycle: i64, end_life_cycle: i64
 
 def end_twin(state: SequenceState, life_cycle: i64, ordinal: i64, mark: i64) -> None:
     """The same for one page, if it is a twin."""
-    twins = state.twins
+    twins = state.sharing.twins
     twin: i64 = -1 if twins is None else twins.pop(state.twin_key(life_cycle, ordinal), -1)
     if twin < 0:
         return
@@ -74,7 +74,7 @@ def end_twin(state: SequenceState, life_cycle: i64, ordinal: i64, mark: i64) -> 
 
 def take_published_pages(state: SequenceState, begin: i64) -> None:
     """From block ``begin`` on an active sequence has the published pages instead of its twins, and its indices move."""
-    twins = state.twins
+    twins = state.sharing.twins
     if twins is None:
         return
     shared = state.shared
@@ -93,11 +93,11 @@ def take_published_pages(state: SequenceState, begin: i64) -> None:
 
 def share_twins(state: SequenceState, child: SequenceState) -> None:
     """A fork of an active sequence has its twins too; of their holds and locks nothing is said here."""
-    twins = state.twins
+    twins = state.sharing.twins
     if twins is None:
         return
     shared = state.shared
-    child.twins = dict(twins)
+    child.sharing.twins = dict(twins)
     last: i64 = -1
     for key, twin in twins.items():
         ordinal, life_cycle = divmod(key, int(shared.num_life_cycles))
@@ -114,7 +114,7 @@ def share_twins(state: SequenceState, child: SequenceState) -> None:
 def list_twin_blocks(state: SequenceState, begin: i64, end: i64) -> list[Block]:
     """The blocks that the sequence keeps for twins of blocks ``[begin, end)``."""
     blocks: list[Block] = []
-    twins = state.twins
+    twins = state.sharing.twins
     if twins is not None:
         for key, twin in twins.items():
             ordinal = key // int(state.shared.num_life_cycles)

@@ -75,7 +75,7 @@ class UsageRecorder:
         counts[at + PROMPT_TOKENS] += num_tokens
         if num_tokens > match.num_tokens:
             # The path of an open sequence begins at its scope's root.
-            root = state.shared.tree.find_root(state.scope)
+            root = state.shared.tree.find_root(state.request.scope)
             assert root is not None, "an open sequence has no root"
             self.explainer.explain(root, packed, match, num_untrimmed, counts, usage.misses_at)
         if match.num_tokens == 0:
@@ -85,7 +85,7 @@ class UsageRecorder:
             counts[at] += match.num_tokens
         else:
             count_hits_by_level(state, usage.counts, usage.hits_at)
-        counts[usage.calls_at + PLANNED_TOKENS] += state.planned_tokens
+        counts[usage.calls_at + PLANNED_TOKENS] += state.recurrent.planned_tokens
         _record_reused(state, usage)
 
     def record_rewind(self, state: SequenceState, old_num_blocks: i64) -> None:
@@ -111,7 +111,7 @@ class UsageRecorder:
 
 def _record_reused(state: SequenceState, usage: UsageCounters) -> None:
     """The pages that the sequence holds are those that it has found."""
-    num_planned_blocks = state.planned_tokens // state.shared.tokens_per_block
+    num_planned_blocks = state.recurrent.planned_tokens // state.shared.tokens_per_block
     for life_cycle in range(state.shared.num_life_cycles):
         num_full = count_held_pages(state, life_cycle, 0, state.num_published)
         num_planned = count_held_pages(state, life_cycle, state.num_published, state.num_published + num_planned_blocks)
@@ -195,7 +195,7 @@ def record_resume(state: SequenceState, counters: SequenceCounters) -> None:
         if counters.total is not None:
             history.record_lookup(state.path_end.first_page)
         history.record_use(state.path_end.first_page)
-    counters.record_resumed(not state.awaits_reads)
+    counters.record_resumed(not state.arrivals.awaits_reads)
 
 
 def record_fork(child: SequenceState) -> None:

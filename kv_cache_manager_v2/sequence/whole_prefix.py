@@ -87,7 +87,7 @@ def make_load_failed(state: SequenceState, bad: list[int], reason: str) -> LoadF
     shared = state.shared
     kept = _count_before(state, bad)
     packed = pack_committed(state)[: int(kept) * TOKEN_BYTES]
-    root = shared.tree.find_root(state.scope)
+    root = shared.tree.find_root(state.request.scope)
     num_tokens = cut_to_slots(shared, root, packed, find_whole(shared, root, packed)).match.num_tokens
     if state.counters is not None:
         state.counters.num_lost = state.num_committed - num_tokens
@@ -103,14 +103,14 @@ def _count_before(state: SequenceState, bad: list[int]) -> i64:
     shared = state.shared
     pages = set(bad)
     kept = state.num_committed
-    for one in [state, *state.beams]:
+    for one in [state, *state.sharing.beams]:
         for life_cycle in range(shared.num_life_cycles):
             for ordinal in range(one.num_blocks):
                 first = ordinal * shared.tokens_per_block
                 if first < kept and one.holds_page(life_cycle, ordinal) and int(one.blocks[ordinal].first_page + life_cycle) in pages:
                     kept = first
-    snapshot = state.matched_snapshot
-    if snapshot is not None and int(snapshot.first_page + shared.state_life_cycle) in pages and state.state_tokens <= kept:
+    snapshot = state.recurrent.matched_snapshot
+    if snapshot is not None and int(snapshot.first_page + shared.state_life_cycle) in pages and state.recurrent.state_tokens <= kept:
         # A shorter prefix has another snapshot.
-        kept = state.state_tokens - 1
+        kept = state.recurrent.state_tokens - 1
     return kept

@@ -38,7 +38,7 @@ def move_windows(state: SequenceState, history: i64, mark: i64, keeps_scratch: b
 def _release_range(state: SequenceState, life_cycle: i64, begin: i64, new_begin: i64, mark: i64) -> None:
     end = new_begin if new_begin < state.num_blocks else state.num_blocks
     table = state.tables[life_cycle]
-    if state.twins is not None:
+    if state.sharing.twins is not None:
         end_twins_between(state, life_cycle, life_cycle + 1, begin, end, mark)
     runs_end = begin
     if state.scratch.num_blocks == 0 and end - begin > 1:
@@ -55,7 +55,7 @@ def _release_range(state: SequenceState, life_cycle: i64, begin: i64, new_begin:
 def _release_published(state: SequenceState, life_cycle: i64, begin: i64, end: i64, mark: i64) -> None:
     """Page by page the same as `_release_out_of_window_page`, in up to five runs."""
     branch_begin = _find_branch_window(state, life_cycle)
-    branch_end = state.branch_end
+    branch_end = state.sharing.branch_end
     prompt_begin = _find_prompt_window(state, life_cycle)
     prompt_end = _find_prompt_end(state)
     while begin < end:
@@ -83,7 +83,7 @@ def _release_out_of_window_page(state: SequenceState, life_cycle: i64, ordinal: 
     page = state.blocks[ordinal].first_page + life_cycle
     pool_group = storage.pool_group_of[life_cycle]
     storage.unlock(page, pool_group, state.timeline, mark)
-    if _find_branch_window(state, life_cycle) <= ordinal < state.branch_end or (
+    if _find_branch_window(state, life_cycle) <= ordinal < state.sharing.branch_end or (
         _find_prompt_window(state, life_cycle) <= ordinal < _find_prompt_end(state)
     ):
         storage.release(page, pool_group)
@@ -93,7 +93,7 @@ def _release_out_of_window_page(state: SequenceState, life_cycle: i64, ordinal: 
 
 def _find_branch_window(state: SequenceState, life_cycle: i64) -> i64:
     """The first block that a match needs which ends where the latest did, or where the path left that of others."""
-    return state.shared.compute_window_begin(life_cycle, state.branch_end * state.shared.tokens_per_block)
+    return state.shared.compute_window_begin(life_cycle, state.sharing.branch_end * state.shared.tokens_per_block)
 
 
 def _find_prompt_window(state: SequenceState, life_cycle: i64) -> i64:
@@ -103,10 +103,10 @@ def _find_prompt_window(state: SequenceState, life_cycle: i64) -> i64:
     slack = 2 * shared.window_sizes[life_cycle]
     if slack < LEAST_SLACK_TOKENS:
         slack = LEAST_SLACK_TOKENS
-    end = state.prompt_length - slack
+    end = state.request.prompt_length - slack
     return shared.compute_window_begin(life_cycle, end if end > 0 else 0)
 
 
 def _find_prompt_end(state: SequenceState) -> i64:
     tokens_per_block = state.shared.tokens_per_block
-    return (state.prompt_length + tokens_per_block - 1) // tokens_per_block
+    return (state.request.prompt_length + tokens_per_block - 1) // tokens_per_block

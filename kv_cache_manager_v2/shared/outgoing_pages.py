@@ -69,7 +69,7 @@ class OutgoingPages:
         if kv_cache.reuse_scope.lora_id is not None:
             return 0, end
         state = kv_cache._state_for_batch()
-        if len(state.arrivals) > 0 and not kv_cache.ready:
+        if len(state.arrivals.points) > 0 and not kv_cache.ready:
             return 0, begin
         counters = self._space.counters
         if self._workers.is_full:

@@ -266,7 +266,7 @@ class SharedLevel(SharedSource):
 
     def _find_tokens(self, kv_cache: KVCache) -> bytes | list[TokenIdExt] | None:
         """Of the sequence's prompt; None where it has no whole block behind what it matched."""
-        given = kv_cache._state_for_batch().given
+        given = kv_cache._state_for_batch().request.given
         if given is None or given.num_tokens // self.block_tokens <= kv_cache.num_committed_tokens // self.block_tokens:
             return None
         tokens: Any = given.share()

@@ -150,7 +150,7 @@ def test_ranges_of_kinds_may_lie_anywhere() -> None:
     with manager_of() as manager:
         kv_cache = serve(manager, prompt_of(1), RetentionConfig(ranges))
         facts = manager._shared.storage.learning.request
-        kinds = kv_cache._state.kinds
+        kinds = kv_cache._state.request.kinds
         assert kinds is not None
         facts.begin(NUM_BLOCKS, 0, 0)
         kinds.describe(facts)
@@ -166,8 +166,8 @@ def test_a_hint_holds_for_forks_and_ends_with_a_rewind() -> None:
         kv_cache = serve(manager, prompt_of(1))
         kv_cache.stop_committing(True)
         fork = kv_cache.fork()
-        assert fork._state.continues == kv_cache._state.continues != 0
+        assert fork._state.request.continues == kv_cache._state.request.continues != 0
         kv_cache.rewind(4)
-        assert kv_cache._state.continues == 0
+        assert kv_cache._state.request.continues == 0
         fork.close()
         kv_cache.close()

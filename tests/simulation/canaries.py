@@ -264,7 +264,7 @@ CANARIES = (
         "owner goes on writing into its published partial block",
         "sequence/resize_plan.py",
         "plan_resize",
-        "state.tail_is_shared or state.forked_end > 0",
+        "state.tail.is_shared or state.forked_end > 0",
         "state.forked_end > 0",
     ),
     # -- scratch ------------------------------------------------------------------------------------------------------
@@ -445,7 +445,7 @@ CANARIES = (
         "a sequence goes on before its pages have landed",
         "sequence/page_arrivals.py",
         "settle_arrivals",
-        "for point in state.arrivals:\n"
+        "for point in state.arrivals.points:\n"
         "    order.wait(state.timeline, point)",
         "pass",
     ),

@@ -65,6 +65,21 @@ def test_files_are_short() -> None:
     assert {name: length for name, length in lengths.items() if length > MAX_LINES and name not in SHOW_THE_PUBLIC_SURFACE} == {}
 
 
+# What these know is in values with names: a reader sees at a glance what the many files that are given one may read and write.
+MOST_ATTRIBUTES: Final = {"SequenceState": 25}
+
+
+def test_states_that_many_files_share_are_values_with_names() -> None:
+    found = {
+        node.name: len({inner.target.id for inner in node.body if isinstance(inner, ast.AnnAssign) and isinstance(inner.target, ast.Name)})
+        for source in package_sources()
+        for node in source.tree.body
+        if isinstance(node, ast.ClassDef) and node.name in MOST_ATTRIBUTES
+    }
+    assert found.keys() == MOST_ATTRIBUTES.keys()
+    assert {name: count for name, count in found.items() if count > MOST_ATTRIBUTES[name]} == {}
+
+
 def test_compiled_code_hides_no_error_of_an_attribute() -> None:
     """Compiled, `hasattr` takes whatever the value raises for "no": `has_attribute` of base/checks.py does not. Modules raise nothing."""
     found = [

@@ -166,16 +166,16 @@ class StatisticsLedger:
         is_excluded = sequence_id is not None and sequence_id in self._excluded
         request = RequestCounts(state, sequence_id, is_excluded, is_reported)
         if self._is_enabled and not is_excluded:
-            self._requests[state.serial] = request
+            self._requests[state.request.serial] = request
             if state.num_committed > 0:
                 count_hits_by_level(state, self._cached_tokens, 0)
                 self._count_reused(state)
             if self._state_group is not None and num_lookup_tokens > 0:
-                self._count_snapshot(num_lookup_tokens, int(state.state_tokens))
+                self._count_snapshot(num_lookup_tokens, int(state.recurrent.state_tokens))
         return request
 
     def close(self, request: RequestCounts) -> None:
-        self._requests.pop(request.state.serial, None)
+        self._requests.pop(request.state.request.serial, None)
         if request.id is not None:
             self._dirty.discard(request.id)
 

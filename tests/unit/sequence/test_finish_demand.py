@@ -30,7 +30,7 @@ class PlainDemand:
         self.begin = int(state.capacity)
         self.target = self.begin + remaining
         self.max_step = max_step
-        self.width = 1 + len(state.beams)
+        self.width = 1 + len(state.sharing.beams)
 
     def slots(self, history: int, capacity: int) -> list[int]:
         """Behind a step; with beams, beyond their present blocks."""
@@ -78,7 +78,7 @@ class PlainDemand:
         for number, life_cycle in enumerate(self.shared.life_cycles):
             pages: list[int] = []
             num_kept = 0
-            for beam in [self.state, *self.state.beams]:
+            for beam in [self.state, *self.state.sharing.beams]:
                 for block in range(int(beam.num_blocks)):
                     if life_cycle.has_page_per_block and beam.holds_page(number, block):
                         page = int(beam.blocks[block].first_page) + number
@@ -87,9 +87,10 @@ class PlainDemand:
                         stays = life_cycle.window_size is None or block < life_cycle.num_sink_blocks
                         num_kept += int(self.width == 1 and stays and (block + 1) * self.size <= self.begin)
                 if not life_cycle.has_page_per_block:
-                    pages += [int(block.first_page) + number for block in beam.state_blocks]
-                    if beam.matched_snapshot is not None and int(beam.matched_snapshot.first_page) + number not in pages:
-                        pages.append(int(beam.matched_snapshot.first_page) + number)
+                    pages += [int(block.first_page) + number for block in beam.recurrent.state_blocks]
+                    snapshot = beam.recurrent.matched_snapshot
+                    if snapshot is not None and int(snapshot.first_page) + number not in pages:
+                        pages.append(int(snapshot.first_page) + number)
             held.append(pages)
             kept.append(num_kept)
         return held, kept
@@ -103,15 +104,15 @@ def compare(state: SequenceState, remaining: int, max_step: int) -> None:
     assert [int(count) for count in demand.num_kept] == kept
     shared = state.shared
     holders: dict[int, int] = {}
-    for beam in [state, *state.beams]:
+    for beam in [state, *state.sharing.beams]:
         for number in range(int(shared.num_life_cycles)):
             for block in range(int(beam.num_blocks)):
                 if beam.holds_page(number, block):
                     page = int(beam.blocks[block].first_page) + number
                     if count_holds(shared, page) > 1:
                         holders[page] = holders.get(page, 0) + 1
-        if beam.matched_snapshot is not None:
-            page = int(beam.matched_snapshot.first_page + shared.state_life_cycle)
+        if beam.recurrent.matched_snapshot is not None:
+            page = int(beam.recurrent.matched_snapshot.first_page + shared.state_life_cycle)
             if count_holds(shared, page) > 1:
                 holders[page] = holders.get(page, 0) + 1
     assert demand.num_shared_uses == holders

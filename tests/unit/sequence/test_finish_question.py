@@ -29,7 +29,7 @@ class Member:
 
     def __init__(self, state: SequenceState, remaining: int, max_step: int) -> None:
         self.state = state
-        self.beams = [state, *state.beams]
+        self.beams = [state, *state.sharing.beams]
         self.remaining = remaining
         self.plain = PlainDemand(state, remaining, max_step)
         self.uses: Counter[int] = Counter()
@@ -52,7 +52,7 @@ class Member:
                     is_for_ever = life_cycle.window_size is None or block < life_cycle.num_sink_blocks
                     if len(self.beams) == 1 and is_for_ever and block < self.written_block:
                         self.kept.add(page)
-        blocks = list(beam.state_blocks) + ([] if beam.matched_snapshot is None else [beam.matched_snapshot])
+        blocks = list(beam.recurrent.state_blocks) + ([] if beam.recurrent.matched_snapshot is None else [beam.recurrent.matched_snapshot])
         for state_block in blocks:
             page = int(state_block.first_page + shared.state_life_cycle)
             self.uses[page] += 1
@@ -140,9 +140,9 @@ class PlainQuestion:
                 num_blocks = int(beam.scratch.ends[number] - beam.scratch.begins[number])
                 if num_blocks > 0:
                     needed[int(self.storage.pool_group_of[number])] += self.storage.layout.compute_num_scratch_slots(number, num_blocks)
-            if shared.has_state and not beam.state_blocks:
+            if shared.has_state and not beam.recurrent.state_blocks:
                 needed[int(self.storage.pool_group_of[shared.state_life_cycle])] += int(shared.num_state_slots)
-            if beam.copies_tail_on_resume and not is_tail_its_own(beam, dict(self.released), dict(self.left)):
+            if beam.tail.copies_on_resume and not is_tail_its_own(beam, dict(self.released), dict(self.left)):
                 for number in range(int(shared.num_life_cycles)):
                     if beam.holds_page(number, beam.num_published):
                         needed[int(self.storage.pool_group_of[number])] += 1
@@ -156,7 +156,7 @@ class PlainQuestion:
             return all_pages, owned
         ordinal = member.written_block
         for number, beam in enumerate(member.beams):
-            if ordinal >= beam.num_blocks or beam.copies_tail_on_resume or not self.is_copied(member, number, ordinal):
+            if ordinal >= beam.num_blocks or beam.tail.copies_on_resume or not self.is_copied(member, number, ordinal):
                 continue
             for life_cycle in range(int(self.shared.num_life_cycles)):
                 if not beam.holds_page(life_cycle, ordinal):
@@ -172,7 +172,7 @@ class PlainQuestion:
     def is_copied(self, member: Member, number: int, ordinal: int) -> bool:
         beam = member.beams[number]
         block = beam.blocks[ordinal]
-        if beam.tail_is_shared and ordinal == beam.num_published:
+        if beam.tail.is_shared and ordinal == beam.num_published:
             return len(member.beams) > 1 or not is_tail_its_own(beam, dict(self.released), dict(self.left))
         gone = self.left[int(block.first_page)] + sum(other.blocks[ordinal] is block for other in member.beams[:number])
         return block.parent is not None or int(block.num_co_owners) > gone

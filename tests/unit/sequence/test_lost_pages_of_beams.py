@@ -12,12 +12,13 @@ from kv_cache_manager_v2.sequence.sequence_state import SequenceState
 def list_pages(state: SequenceState) -> set[int]:
     """Of all beams, each life cycle and block."""
     pages: set[int] = set()
-    for beam in [state, *state.beams]:
+    for beam in [state, *state.sharing.beams]:
         for number, life_cycle in enumerate(state.shared.life_cycles):
             if life_cycle.has_page_per_block:
                 held = [block for ordinal, block in enumerate(beam.blocks) if beam.holds_page(number, ordinal)]
             else:
-                held = list(beam.state_blocks) + ([beam.matched_snapshot] if beam.matched_snapshot is not None else [])
+                snapshot = beam.recurrent.matched_snapshot
+                held = list(beam.recurrent.state_blocks) + ([snapshot] if snapshot is not None else [])
             pages.update([int(block.first_page) + number for block in held])
     return pages
 

@@ -73,7 +73,7 @@ def test_it_never_promises_too_much() -> None:
                 state = state_of(one)
                 for capacity in small_capacities(one):
                     num_small += 1
-                    assert state.status == ACTIVE and not state.has_beams and len(state.arrivals) == 0
+                    assert state.status == ACTIVE and not state.has_beams and len(state.arrivals.points) == 0
                     assert stays_within_blocks(state, capacity, state.history)
             manager.check_invariants()
         for one in kv_caches:

@@ -21,12 +21,12 @@ def test_a_fork_of_twins_is_reordered(windows: list[int | None], parents: list[i
         parent.commit(TEXT)
         assert [fork.get_base_page_indices(group).tolist() for group in range(len(windows))] == own
         state = fork._state_for_batch()
-        assert state.twins, "the fork has twins"
+        assert state.sharing.twins, "the fork has twins"
         fork.beam_width = 2
         fork.reorder_beams(parents)
         manager.check_invariants()
         rows = manager._shared.storage.rows
-        for beam in [state, *state.beams]:
+        for beam in [state, *state.sharing.beams]:
             for group in range(len(windows)):
                 slots = [int(rows.slot(block.first_page + group)) for block in beam.blocks]
                 assert list(beam.tables[group].entries)[: len(slots)] == slots

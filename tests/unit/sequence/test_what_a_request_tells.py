@@ -28,12 +28,12 @@ def test_blocks_and_tokens_that_were_generated(seed: int) -> None:
                 assert kv_cache.resume() and kv_cache.resize(total)
                 kv_cache.commit(tokens[kv_cache.num_committed_tokens : total])
                 state = kv_cache._state_for_batch()
-                state.continues = random.choice((NO_HINT, CONTINUES, ENDS))
+                state.request.continues = random.choice((NO_HINT, CONTINUES, ENDS))
                 _describe_request(state)
                 is_longer = 0 < len(prompt) < total
                 num_blocks = total // T
                 first_generated = -(-len(prompt) // T)
-                assert facts.num_blocks == num_blocks and facts.continues == state.continues
+                assert facts.num_blocks == num_blocks and facts.continues == state.request.continues
                 assert facts.num_generated_tokens == (total - len(prompt) if is_longer else 0)
                 assert facts.num_generated_blocks == (max(num_blocks - first_generated, 0) if is_longer else 0)
                 assert facts.has_kinds is has_kind
