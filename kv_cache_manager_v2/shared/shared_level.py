@@ -22,14 +22,16 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Final
 
-from ..base.checks import to_count, to_int_within, to_number
+from ..base.checks import to_count, to_instance, to_int_within, to_number
 from ..base.errors import LogicError
 from ..base.ids import BAD_PAGE_INDEX, CacheTier, TokenIdExt
 from ..base.package_log import PackageLog
+from ..config.manager_config import KVCacheManagerConfig
 from ..config.model_id import ModelId
 from ..device.checksum import require_xxhash
+from ..device.port import Device
 from ..layout.registry import LifeCycleRegistry
-from ..layout.slot_layout import compute_slot_layout
+from ..layout.slot_layout import SlotLayout, compute_slot_layout
 from ..manager.durable_opening import describe_identity, describe_layout
 from ..manager.kv_cache import KVCache, SequenceStatus
 from ..manager.kv_cache_manager import KVCacheManager
@@ -97,41 +99,20 @@ class SharedLevel(SharedSource):
         least_bytes_per_second: float = 8 << 20,
         key: bytes | None = None,
     ) -> None:
-        if not isinstance(manager, KVCacheManager):
-            raise TypeError(f"manager must be a KVCacheManager, not {type(manager).__name__}")
-        if not isinstance(store, SharedStore):
-            raise TypeError(f"store must be a SharedStore, such as ValkeyStore, not {type(store).__name__}")
-        if not isinstance(model_id, ModelId):
-            raise TypeError(f"model_id must be a ModelId, not {type(model_id).__name__}")
-        if write_policy not in WRITE_POLICIES:
-            raise ValueError(f"write_policy is {write_policy!r}; it is one of {', '.join(WRITE_POLICIES)}")
-        manager._require_open()
-        if write_policy == ON_EVICTION:
-            _require_memory_levels(manager)
+        _validate(manager, store, model_id, write_policy, publisher)
         num_threads = int(to_int_within(num_load_threads, "num_load_threads", 1, 64))
-        if not 0 <= to_number(claim_seconds, "claim_seconds") < math.inf:
-            raise ValueError(f"claim_seconds is {claim_seconds}; it must be 0 or more, and finite")
-        rate = float(to_number(least_bytes_per_second, "least_bytes_per_second"))
-        if not 1 <= rate < math.inf:
-            raise ValueError(f"least_bytes_per_second is {least_bytes_per_second}; it must be 1 or more, and finite")
-        if publisher is not None and not isinstance(publisher, KVCacheEventPublisher):
-            raise TypeError(f"publisher must be a KVCacheEventPublisher, not {type(publisher).__name__}")
-        if publisher is not None and not publisher._follows(manager.event_manager):
-            raise ValueError("the publisher is of another manager's events; give that of this manager's event_manager")
+        claimed = _to_finite(claim_seconds, "claim_seconds", 0)
+        rate = _to_finite(least_bytes_per_second, "least_bytes_per_second", 1)
         _require_key(key)
         require_xxhash()
         config = manager.init_config
         life_cycles = LifeCycleRegistry(config)
         layout = compute_slot_layout(config, life_cycles)
-        identity = describe_identity_bytes(describe_identity(model_id, config), describe_layout(layout))
         self._manager: Final = manager
         self._write_policy: Final = write_policy
         self._num_parts: Final = num_threads
         self._pool_group_of: Final = [int(group) for group in layout.pool_group_indices]
-        self._layouts: Final = [
-            RecordLayout(identity, life_cycle, layout.slot_bytes_total(group), config.tokens_per_block, key)
-            for life_cycle, group in enumerate(self._pool_group_of)
-        ]
+        self._layouts: Final = _lay_out_records(model_id, config, layout, self._pool_group_of, key)
         slot_bytes = max([record.num_bytes for record in self._layouts])
         for name, num_bytes in (("load_bytes", load_bytes), ("store_bytes", store_bytes)):
             if to_count(num_bytes, name) < _round_up(slot_bytes):
@@ -145,14 +126,9 @@ class SharedLevel(SharedSource):
         self._stuck_lines: Final = LineLimit()
         self._slot_lines: Final = LineLimit()
         unreachable = _check_endpoints(guarded)
-        self._loads: Final = StagingSlots(manager.device, load_bytes // _round_up(slot_bytes), slot_bytes)
-        try:
-            self._stores: Final = StagingSlots(manager.device, store_bytes // _round_up(slot_bytes), slot_bytes)
-        except BaseException:
-            self._loads.close(False)
-            raise
+        self._loads, self._stores = _make_staging(manager.device, load_bytes, store_bytes, slot_bytes)
         self._workers: Final = StoreWorkers(guarded, self._counters, num_threads, rate, unreachable)
-        self._known: Final = KnownPages(publisher, claim_seconds)
+        self._known: Final = KnownPages(publisher, claimed)
         self._claims: ClaimTask | None = None
         try:
             self._outgoing: Final = OutgoingPages(manager, self._stores, self._space, self._known, self._workers)
@@ -206,8 +182,7 @@ class SharedLevel(SharedSource):
         is behind its sequence.
         """
         self.require_usable()
-        if not isinstance(kv_cache, KVCache):
-            raise TypeError(f"kv_cache must be a KVCache, not {type(kv_cache).__name__}")
+        to_instance(kv_cache, KVCache, "kv_cache")
         if kv_cache.manager is not self._manager:
             raise ValueError("the sequence is another manager's")
         require_open(kv_cache, "look_up")
@@ -325,8 +300,7 @@ class SharedLevel(SharedSource):
         ranks, this one's included.
         """
         self.require_usable()
-        if not isinstance(report, RemoteReport):
-            raise TypeError(f"report must be a RemoteReport, not {type(report).__name__}")
+        to_instance(report, RemoteReport, "report")
         for answer in report.answers:
             operation = self._operations.get((answer.request, answer.step))
             if operation is None:
@@ -347,8 +321,7 @@ class SharedLevel(SharedSource):
                 if operation.kind == LOOKUPS:
                     (task,) = operation.tasks
                     if isinstance(task, LookUpTask) and task.is_over:
-                        names = task.names
-                        places = task.places
+                        names, places = task.names, task.places
                         self._learn(task, operation.salt)
                 else:
                     self._unlearn(operation)
@@ -398,13 +371,7 @@ class SharedLevel(SharedSource):
             raise LogicError("the shared level belongs to another process, which this one was forked from; make one of its own")
 
     def begin_load(
-        self,
-        request: int,
-        step: int,
-        names: list[BlockName],
-        begin: int,
-        lengths: tuple[tuple[int, int], ...],
-        places: dict[bytes, str],
+        self, request: int, step: int, names: list[BlockName], begin: int, lengths: tuple[tuple[int, int], ...], places: dict[bytes, str]
     ) -> RemoteOperation | None:
         """Take staging slots for the longest of the lengths that all slots together can have; None if so many are not free."""
         needs = self._needs
@@ -551,6 +518,49 @@ def _check_endpoints(store: GuardedStore, known: Sequence[str] = ()) -> list[str
     for endpoint, reason in failed.items():
         _logger.warning("the shared level begins without %s, whose keys are misses until it answers: %s", endpoint, reason)
     return list(failed)
+
+
+def _validate(
+    manager: object, store: object, model_id: object, write_policy: object, publisher: KVCacheEventPublisher | None
+) -> None:
+    manager = to_instance(manager, KVCacheManager, "manager")
+    if not isinstance(store, SharedStore):
+        raise TypeError(f"store must be a SharedStore, such as ValkeyStore, not {type(store).__name__}")
+    to_instance(model_id, ModelId, "model_id")
+    if write_policy not in WRITE_POLICIES:
+        raise ValueError(f"write_policy is {write_policy!r}; it is one of {', '.join(WRITE_POLICIES)}")
+    manager._require_open()
+    if write_policy == ON_EVICTION:
+        _require_memory_levels(manager)
+    if publisher is not None and not to_instance(publisher, KVCacheEventPublisher, "publisher")._follows(manager.event_manager):
+        raise ValueError("the publisher is of another manager's events; give that of this manager's event_manager")
+
+
+def _lay_out_records(
+    model_id: ModelId, config: KVCacheManagerConfig, layout: SlotLayout, pool_groups: list[int], key: bytes | None
+) -> list[RecordLayout]:
+    """By life cycle."""
+    identity = describe_identity_bytes(describe_identity(model_id, config), describe_layout(layout))
+    return [
+        RecordLayout(identity, life_cycle, layout.slot_bytes_total(group), config.tokens_per_block, key)
+        for life_cycle, group in enumerate(pool_groups)
+    ]
+
+
+def _make_staging(device: Device, load_bytes: int, store_bytes: int, slot_bytes: int) -> tuple[StagingSlots, StagingSlots]:
+    loads = StagingSlots(device, load_bytes // _round_up(slot_bytes), slot_bytes)
+    try:
+        return loads, StagingSlots(device, store_bytes // _round_up(slot_bytes), slot_bytes)
+    except BaseException:
+        loads.close(False)
+        raise
+
+
+def _to_finite(value: object, name: str, least: int) -> float:
+    number = float(to_number(value, name))
+    if not least <= number < math.inf:
+        raise ValueError(f"{name} is {value}; it must be {least} or more, and finite")
+    return number
 
 
 def _require_key(key: object) -> None:
