@@ -154,10 +154,11 @@ class PagedCachePool:
             raise LogicError("the pool is closed")
         prompts = _to_prompts(input_ids)
         paddings = _list_paddings(prompts, attention_mask)
-        epoch = self._watch.look()
+        if self._watch.look():
+            self.weights_changed()
         switches = self._watch.look_at_switches()
         scaling = "long" if self._watch.is_long(prompts.shape[1] - min(paddings)) else ""
-        state = " ".join(part for part in (epoch, switches, scaling) if part)
+        state = " ".join(part for part in (self._watch.epoch, switches, scaling) if part)
         scopes = [_make_scope(state, padding, scope) for padding in paddings]
         num_tokens = prompts.shape[1] - 1
         while True:
@@ -177,12 +178,13 @@ class PagedCachePool:
         return cache
 
     def weights_changed(self) -> None:
-        """Nothing that was computed so far is found by caches that are opened from now on.
+        """Nothing that was computed so far is found by caches that are opened from now on; open ones go on with what they have.
 
         Needed where weights are changed past torch's count of changes: through ``.data``, by kernels of one's own. What an optimiser, a
         context or `load_state_dict` changes, new modules, and PEFT's adapters are seen without it.
         """
-        self._watch.weights_changed()
+        self._watch.begin_epoch()
+        self.manager.clear_reusable_blocks()
 
     # -- for caches ----------------------------------------------------------------------------------------------------
 

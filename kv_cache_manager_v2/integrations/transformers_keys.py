@@ -45,20 +45,24 @@ class KeyWatch:
         self._windows: Final = list_windows(self._config)
         self._rope_limit, self._is_dynamic = _find_rope_limit(self._config)
 
-    def weights_changed(self) -> None:
+    @property
+    def epoch(self) -> str:
+        """The weights, as part of a scope: empty as long as none has changed."""
+        return self._epoch
+
+    def begin_epoch(self) -> None:
         # Not a count: scopes are known to other processes too, through what they share.
         self._epoch = f"weights {uuid.uuid4().hex}"
 
-    def look(self) -> str:
-        """The weights as they are now, as part of a scope: empty as long as none has changed. `LogicError` in another data type."""
+    def look(self) -> bool:
+        """Whether weights have changed since the last look. `LogicError` in another data type."""
         if self._model.dtype != self._dtype:
             raise LogicError(f"the model computes in {self._model.dtype}, and its pool keeps {self._dtype}: make another pool")
         weights = _list_weights(self._model)
-        if weights != self._weights:
-            self._weights = weights
-            self.weights_changed()
+        has_changed = weights != self._weights
+        self._weights = weights
         self._tuners = _list_tuners(self._model)
-        return self._epoch
+        return has_changed
 
     def look_at_switches(self) -> str:
         """What is changed to and fro, adapters and settings, as part of a scope. `LogicError` where windows are others."""

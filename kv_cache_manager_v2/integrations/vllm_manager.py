@@ -295,8 +295,10 @@ class PagedKVCacheManager(KVCacheManager):
         return max(group.unavailable / max(1, group.total) for group in self._manager.get_storage_statistics())
 
     def reset_prefix_cache(self) -> bool:
-        if self._running:
-            _logger.warning("Failed to reset prefix cache because %d requests are running", len(self._running))
+        """Requests that run go on with their blocks, and publish nothing any more. False where a step that shares blocks has not run."""
+        self._commit_planned()
+        if self._planned:
+            _logger.warning("Failed to reset prefix cache because %d requests have blocks that others await", len(self._planned))
             return False
         self._manager.clear_reusable_blocks()
         if self.prefix_cache_stats is not None:

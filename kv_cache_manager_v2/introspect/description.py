@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from ..reuse.block import Block
+from ..reuse.reuse_scope import ReuseScope
 from ..reuse.token_packing import unpack_tokens
 from ..sequence.disk_arrivals import has_lost_page
 from ..sequence.planned_blocks import NOT_VOID
@@ -33,7 +34,7 @@ def describe(shared: SharedState, states: Sequence[SequenceState]) -> StateDump:
             }
             for lease in shared.leases.open_leases()
         ],
-        "tree": [_describe_scope(shared, index) for index in range(len(shared.tree.scopes()))],
+        "tree": [_describe_root(shared, root, scope, epoch) for root, scope, epoch in shared.tree.roots()],
     }
 
 
@@ -89,6 +90,7 @@ def _describe_sequence(state: SequenceState) -> StateDump:
         "shares_last_block": state.tail.is_shared,
         "forked_blocks": [_describe_forked(state, ordinal) for ordinal in range(state.num_published, state.forked_end)],
         "is_committing": state.tail.is_committing,
+        "is_retired": state.tail.is_retired,
         "stream": state.stream,
         "page_slots": pages,
         "page_levels": levels,
@@ -135,20 +137,20 @@ def _describe_forked(state: SequenceState, ordinal: int) -> str | int:
     return "published" if block.parent is not None else int(block.num_co_owners) + 1
 
 
-def _describe_scope(shared: SharedState, index: int) -> StateDump:
-    scope = shared.tree.scopes()[index]
-    root = shared.tree.find_root(scope)
+def _describe_root(shared: SharedState, root: Block, scope: ReuseScope, epoch: int | None) -> StateDump:
+    """``epoch``: that which ended with a retired root."""
     blocks: list[StateDump] = []
     # Preorder with explicit depth: a path may be longer than any recursion limit.
-    pending: list[tuple[Block, int]] = []
-    if root is not None:
-        pending = [(child, 0) for child in reversed(shared.tree.children_of(root))]
+    pending = [(child, 0) for child in reversed(shared.tree.children_of(root))]
     while len(pending) > 0:
         block, depth = pending.pop()
         blocks.append(_describe_block(shared, block, depth))
         for child in reversed(shared.tree.children_of(block)):
             pending.append((child, depth + 1))
-    return {"lora_id": scope.lora_id, "salt": scope.salt, "blocks": blocks}
+    dump: StateDump = {"lora_id": scope.lora_id, "salt": scope.salt, "blocks": blocks}
+    if epoch is not None:
+        dump["ended_epoch"] = epoch
+    return dump
 
 
 def _describe_block(shared: SharedState, block: Block, depth: int) -> StateDump:

@@ -76,7 +76,7 @@ def check_invariants(shared: SharedState, states: Sequence[SequenceState]) -> No
         _require(shared.storage.slots.num_kept_slots == 0, "a slot that a copy was made into beforehand has not been freed")
         _check_copies(shared)
         _check_announcements(shared)
-        _check_usage(shared, states, len(tally.published))
+        _check_usage(shared, states, len([block for block in tally.published.values() if not shared.tree.is_retired(block)]))
         count = shared.tree.digests.total_count()
         _require(count == tally.num_digests, f"{tally.num_digests} digests are in use, {count} are counted")
     except AssertionError as error:
@@ -134,13 +134,14 @@ def _count_digests(packed: bytes) -> int:
 
 def _check_tree(shared: SharedState, tally: _Tally) -> None:
     tree = shared.tree
-    for scope in tree.scopes():
-        root = tree.find_root(scope)
-        assert root is not None
+    for root, scope, epoch in tree.roots():
+        is_found = tree.find_root(scope) is root
+        _require(is_found == (epoch is None), f"the root of {scope} is {'' if is_found else 'not '}found, its epoch ended: {epoch}")
         pending = [root]
         while len(pending) > 0:
             block = pending.pop()
             children = tree.children_of(block)
+            _require(tree.is_retired(block) == (epoch is not None), f"{_name(block)} is retired, or not, unlike its root")
             if block is not root:
                 tally.published[int(block.first_page)] = block
                 key = tree.key_of(block)
@@ -281,7 +282,8 @@ def _check_twins(state: SequenceState, tally: _Tally) -> None:
         ordinal, life_cycle = divmod(key, int(shared.num_life_cycles))
         block = shared.tree.pool.block_of_page(twin)
         _require(twin == block.first_page + life_cycle, f"{name}: the twin of block {ordinal} is of another life cycle")
-        _require(ordinal < state.num_blocks and state.is_published(ordinal), f"{name} keeps a page of block {ordinal}, which is its own")
+        is_published = state.is_published(ordinal) or state.tail.is_retired
+        _require(ordinal < state.num_blocks and is_published, f"{name} keeps a page of block {ordinal}, which is its own")
         _require(state.holds_page(life_cycle, ordinal), f"{name} keeps a page of block {ordinal} that it does not need")
         private.add(int(block.first_page))
         if rows.has_page(twin):
@@ -332,7 +334,8 @@ def _check_path(state: SequenceState, tally: _Tally) -> None:
         _require(parent is not None, f"{name}: block {ordinal} is not in the tree")
         if parent is not None:
             block = parent
-    _require(block is state.shared.tree.find_root(state.request.scope), f"{name}: its path does not begin at its scope's root")
+    is_root = block.first_page < 0 and state.shared.tree.is_retired(block) == state.tail.is_retired
+    _require(is_root, f"{name}: its path does not begin at a root of its epoch")
     for ordinal in range(state.num_published, state.num_blocks):
         block = state.blocks[ordinal]
         first_page = int(block.first_page)
@@ -343,7 +346,8 @@ def _check_path(state: SequenceState, tally: _Tally) -> None:
             _require(block.parent is above, f"{name}: block {ordinal}, which it shares, is in another place of the tree")
             if ordinal == state.num_published:
                 _require(is_tail, f"{name}: its last block is published, and it is not recorded as shared")
-                _require(state.shared.tree.key_of(block).startswith(state.tail.packed()), f"{name}: its shared tail has other tokens")
+                key = state.shared.tree.key_of(block)
+                _require(key.startswith(state.tail.packed()[: len(key)]), f"{name}: its shared tail has other tokens")
             tally.pins[first_page] = tally.pins.get(first_page, 0) + 1
         else:
             _require(not is_tail, f"{name}: its shared tail is not in the tree")
@@ -367,11 +371,9 @@ def _check_blocks(shared: SharedState, tally: _Tally) -> None:
         _require(first_page in tally.published or len(block.tokens) == 0, f"{_name(block)} is not in the tree and has tokens")
         if first_page in free:
             _require(not pool.has_any_page(block), f"{_name(block)} is free and has a page")
-    for scope in shared.tree.scopes():
-        root = shared.tree.find_root(scope)
-        if root is not None:
-            pins = tally.pins.get(int(root.first_page), 0)
-            _require(root.num_pins == pins, f"the root of {scope} has {root.num_pins} pins, should have {pins}")
+    for root, scope, _epoch in shared.tree.roots():
+        pins = tally.pins.get(int(root.first_page), 0)
+        _require(root.num_pins == pins, f"the root of {scope} has {root.num_pins} pins, should have {pins}")
 
 
 def _collect_queues(queues: Sequence[VictimQueue], name: str, place_of: dict[int, int]) -> None:
@@ -413,7 +415,8 @@ def _check_pages(shared: SharedState, states: Sequence[SequenceState], tally: _T
                 continue
             _require(rows.num_holds(page) == holds, f"page {page} has {rows.num_holds(page)} holds, should have {holds}")
             _require(rows.num_locks(page) == locks, f"page {page} has {rows.num_locks(page)} locks, should have {locks}")
-            _require(is_published or holds > 0, f"page {page} is private and has no owner")
+            is_kept = is_published and not shared.tree.is_retired(block)
+            _require(is_kept or holds > 0, f"page {page} is private, or below a retired root, and has no owner")
             level = int(rows.level(page))
             index = level * int(storage.num_pool_groups) + pool_group
             _require(locks == 0 or level == 0, f"page {page} is locked on level {level}")
@@ -510,7 +513,8 @@ def _check_announcements(shared: SharedState) -> None:
     if sink is None:
         return
     for block in shared.tree.pool.all_blocks():
-        is_told_of = block.parent is not None and (sink.wants_partial_blocks or shared.tree.is_full(block))
+        is_in_tree = block.parent is not None and not shared.tree.is_retired(block)
+        is_told_of = is_in_tree and (sink.wants_partial_blocks or shared.tree.is_full(block))
         for life_cycle in range(shared.num_life_cycles):
             page = block.first_page + life_cycle
             expected = is_told_of and storage.rows.has_page(page)

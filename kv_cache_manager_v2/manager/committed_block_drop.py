@@ -37,6 +37,8 @@ def plan_drop(state: SequenceState) -> CommittedBlockDrop | None:
 
 def _list_published_blocks(state: SequenceState) -> list[Block]:
     """The path, and the partial block with the rest of the committed tokens if there is one of just those."""
+    if state.tail.is_retired:
+        return []
     blocks = state.blocks[: state.num_published]
     if state.tail.count > 0:
         last = state.shared.tree.find_child(state.path_end, state.tail.packed())

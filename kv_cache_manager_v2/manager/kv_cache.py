@@ -570,7 +570,7 @@ class KVCache(Handle):
         """
         state = self._state
         plan = state.recurrent.snapshot_plan
-        if plan is None or not state.tail.is_committing:
+        if plan is None or not state.tail.is_committing or state.tail.is_retired:
             return None
         return plan.find_next(state.num_committed)
 

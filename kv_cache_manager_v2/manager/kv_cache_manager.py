@@ -58,6 +58,7 @@ from ..device.port import Device
 from ..device.selection import default_device
 from ..device.stream_order import StreamOrder
 from ..durable.durable_level import DurableLevel
+from ..events.removal_cause import CLEARED, SCOPE_INVALIDATED
 from ..events.event_manager import KVCacheEventManager
 from ..events.layer_group_facts import FULL_ATTENTION, MAMBA, SLIDING_WINDOW, LayerGroupFacts
 from ..introspect.description import describe
@@ -99,7 +100,7 @@ from ..storage.room_count import list_slots_per_level
 from ..storage.transfer_times import TransferTimes
 from .arrival_waits import ArrivalWaits
 from .batch_step import BatchStep
-from .open_sequences import clear_all, clear_scope, require_closed
+from .open_sequences import end_epoch, require_closed
 from .capacity import clamp_sequence_length
 from .durable_drain import drain_pages, record_weights
 from .durable_opening import close_durable, open_durable
@@ -316,14 +317,14 @@ class KVCacheManager(Handle):
         if self._is_open and not guard.is_broken and not guard.is_foreign:
             with guard:
                 self._restored = None
+                require_closed(self._shared, self._open_sequences, "shutdown")
                 durable = self._shared.storage.durable
                 if durable is not None and not durable.is_read_only:
-                    require_closed(self._shared, self._open_sequences, "shutdown")
                     # How much is still written depends on the time that it takes.
                     self._shared.journal.end()
                     drain_pages(self._shared, seconds)
                     record_weights(self._shared)
-                clear_all(self._shared, self._open_sequences, "shutdown")
+                end_epoch(self._shared, self._open_sequences, None, CLEARED)
                 if self._event_manager is not None:
                     self._event_manager._hand_over()
         self._release_memory()
@@ -354,7 +355,12 @@ class KVCacheManager(Handle):
         self._is_released = True
 
     def clear_reusable_blocks(self) -> None:
-        """Forget everything that is kept for reuse. `LogicError` while sequences are open.
+        """Nothing that is kept for reuse or open now is ever matched again: the weights have changed, say.
+
+        Open sequences, suspended ones too, and leases go on with their pages. What such a sequence commits from now on is its own and that
+        of its forks: it publishes nothing, `publish_planned` offers nothing, and pages are free once their last holder is done with
+        them. `rewind` makes it a sequence of the new epoch, which matches what was published since. Events and statistics say
+        "cleared"; plans to drop published ends are void.
 
         With a durable level it returns once that is safe on the disk. `StorageIOError` where the level's index records nothing more: all
         is forgotten in this process, and the next manager may find it again.
@@ -362,7 +368,7 @@ class KVCacheManager(Handle):
         durable = self._shared.storage.durable
         with self._shared.guard as journal:
             self._require_open()
-            clear_all(self._shared, self._open_sequences, "clear_reusable_blocks")
+            end_epoch(self._shared, self._open_sequences, None, CLEARED)
             self._restored = None
             if durable is not None:
                 durable.clear_all()
@@ -372,11 +378,9 @@ class KVCacheManager(Handle):
             durable.require_recorded("clear_reusable_blocks")
 
     def invalidate_reuse_scope(self, reuse_scope: Given[ReuseScope | None] = None) -> None:
-        """Forget everything that is kept for reuse in that scope: its adapter was loaded anew, say, or its tenant has left.
+        """`clear_reusable_blocks` for that scope alone: its adapter was loaded anew, say, or its tenant has left.
 
-        Other scopes are left alone, with open sequences or without. Events and statistics say "scope_invalidated"; plans to drop
-        published ends in the scope are void. `LogicError` while sequences of the scope, or leases on its pages, are open; then
-        nothing has changed. A scope that has nothing is fine.
+        Other scopes are left alone. Events and statistics say "scope_invalidated". A scope that has nothing is fine.
 
         With a durable level it returns once that is safe on the disk. `StorageIOError` where the level's index records nothing more: the
         scope is forgotten in this process, and the next manager may find it again.
@@ -385,7 +389,7 @@ class KVCacheManager(Handle):
         with self._shared.guard as journal:
             self._require_open()
             scope = to_scope(reuse_scope)
-            clear_scope(self._shared, self._open_sequences, scope)
+            end_epoch(self._shared, self._open_sequences, scope, SCOPE_INVALIDATED)
             self._restored = None
             if durable is not None:
                 durable.clear_scope(scope.lora_id, scope.salt)

@@ -5,7 +5,7 @@ stays here until the next call closes it. A destructor that could not even do th
 leaves a state without a handle, which `close_forgotten` finds.
 
 Rewinding to the beginning closes a sequence and opens it again as one that was made with those tokens: it holds what a new sequence
-would match, every window whole and with a recurrent state. Clearing the cache is refused while sequences or leases are open.
+would match, every window whole and with a recurrent state. Where its scope's epoch has ended, it is one of the new epoch then.
 """
 
 from typing import Final, final
@@ -17,7 +17,9 @@ from ..base.errors import LogicError
 from ..introspect.invariants import check_invariants
 from ..sequence import commit as commit_steps
 from ..sequence import page_arrivals, residency
+from ..sequence.beams import list_beams
 from ..sequence.call_guard import Abandoned, StateChecker
+from ..sequence.planned_steps import take_back
 from ..sequence.sequence_state import CLOSED, SequenceState
 from ..sequence.shared_state import SharedState
 from ..sequence.usage_recorder import UsageRecorder, record_close
@@ -196,12 +198,25 @@ class InvariantChecker(StateChecker):
         check_invariants(self._shared, self._open_sequences.states())
 
 
-def clear_all(shared: SharedState, open_sequences: OpenSequences, call: str) -> None:
-    """Drop all cached pages. Sequences whose handle is gone are closed first."""
-    require_closed(shared, open_sequences, call)
+def end_epoch(shared: SharedState, open_sequences: OpenSequences, scope: ReuseScope | None, cause: i64) -> None:
+    """Nothing that is kept or open now in that scope, or in any, is matched again. Sequences whose handle is gone are closed first.
+
+    Open sequences go on with their pages; what they commit from now on stays private.
+    """
+    open_sequences.close_forgotten()
+    tree = shared.tree
+    scopes = tree.scopes() if scope is None else [scope]
+    ended = set(scopes)
     shared.guard.begin_change()
-    shared.drop_plans.void_all()
-    shared.tree.clear()
+    for state in open_sequences.states():
+        if state.request.scope in ended:
+            take_back(state, 0)
+            for beam in list_beams(state):
+                beam.tail.is_retired = True
+    for root, of_scope, _epoch in tree.roots():
+        if of_scope in ended:
+            shared.drop_plans.void_of(root)
+    tree.retire(scopes, cause)
     shared.guard.end_change()
 
 
@@ -215,26 +230,3 @@ def require_closed(shared: SharedState, open_sequences: OpenSequences, call: str
 def _require_none(call: str, count: int, noun: str, way_out: str) -> None:
     if count > 0:
         raise LogicError(f"{call}: {count} {noun}{'s are' if count > 1 else ' is'} still open; {way_out}")
-
-
-def clear_scope(shared: SharedState, open_sequences: OpenSequences, scope: ReuseScope) -> None:
-    """Drop all cached pages of the scope."""
-    tree = shared.tree
-    num_open = len([state for state in open_sequences.states() if state.request.scope == scope])
-    if num_open > 0:
-        raise LogicError(
-            f"invalidate_reuse_scope({scope!r}): {num_open} of its sequences {'are' if num_open > 1 else 'is'} still open; "
-            f"close() them first"
-        )
-    root = tree.find_root(scope)
-    leases = shared.leases
-    if len(leases) > 0 and root is not None and (tree.has_held_page(scope) or leases.has_block_below(root)):
-        raise LogicError(
-            f"invalidate_reuse_scope({scope!r}): transfer leases have pages of it; settle() them once the other side is done, "
-            f"open_leases has them"
-        )
-    shared.guard.begin_change()
-    if root is not None:
-        shared.drop_plans.void_of(root)
-    tree.clear_scope(scope)
-    shared.guard.end_change()

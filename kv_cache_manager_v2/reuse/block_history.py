@@ -218,9 +218,9 @@ class BlockHistory:
         return (scope << _SCOPE_SHIFT) | (number + 1)
 
     def _sampled_keys(self, block: i64) -> list[int]:
-        """The sampled blocks of the path that ends at this published block, or at a root; the last block first."""
+        """The sampled blocks of the path that ends at this published block, or at a root; the last block first. None of a retired path."""
         keys: list[int] = []
-        if self.times is not None and block >= 0:
+        if self.times is not None and block >= 0 and self.prefix_of(block) != NO_PREFIX:
             scope = self.scope_of_path(block)
             sample = self._nearest_sample(block)
             while sample != NO_SAMPLE:

@@ -4,8 +4,8 @@ A plan remembers a path of the tree and how many of its tokens count; it pins th
 names may be evicted meanwhile. It *needs* the pages without which its prefix could not be matched to its end.
 
     state    way out
-    OPEN     drop -> over: the pages at the end are dropped that no other prefix needs; cancel -> over; void_all, void_of -> VOID
-    VOID     the tree, or its scope, was cleared; drop and cancel do nothing -> over
+    OPEN     drop -> over: the pages at the end are dropped that no other prefix needs; cancel -> over; void_of -> VOID
+    VOID     its scope's epoch has ended; drop and cancel do nothing -> over
 
 Conservation: every OPEN plan has one pin, on its last block.
 """
@@ -99,13 +99,8 @@ class DropPlans:
         if plan is not None:
             self._tree.unpin(plan.blocks[-1])
 
-    def void_all(self) -> None:
-        """Everything is about to be dropped anyway."""
-        for number in list(self._open):
-            self.cancel(number)
-
     def void_of(self, root: Block) -> None:
-        """Everything below that root is about to be dropped anyway."""
+        """Nothing below that root is going to be matched again."""
         for number, plan in list(self._open.items()):
             if plan.blocks[0].parent is root:
                 self.cancel(number)

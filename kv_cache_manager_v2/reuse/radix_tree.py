@@ -4,7 +4,9 @@ Owns the published blocks and, through them, their droppable pages. The key of a
 different blocks are never mistaken for each other. Only a full block has children; no two siblings have equal keys.
 
 A block leaves the tree when it has no page, no child and no pin. Three things take pages away: eviction (`on_page_dropped`,
-which takes along what has become unreachable), `clear`, and a fuller block that makes a partial one superfluous.
+which takes along what has become unreachable), `retire`, and a fuller block that makes a partial one superfluous.
+
+`retire` ends a scope's *epoch*: no look-up begins at its root any more. What is left below is its holders' alone.
 """
 
 from typing import Final, final
@@ -13,13 +15,13 @@ from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..events.published_run import PublishedRun
-from ..events.removal_cause import CAPACITY, CLEARED, SCOPE_INVALIDATED, SUPERSEDED, UNREACHABLE
+from ..events.removal_cause import CAPACITY, SUPERSEDED, UNREACHABLE
 from ..layout.registry import LifeCycleRegistry
 from ..stats.page_counters import PageCounters
 from ..storage.decision_digest import VICTIM
 from ..storage.page_owner import ANY_LEVEL, PageOwner
 from ..storage.page_queues import defer
-from ..storage.page_removal import count_dropped, drop
+from ..storage.page_removal import count_dropped, disown, drop
 from ..storage.page_rows import NO_PAGE
 from ..storage.page_runs import drop_run
 from ..storage.page_storage import PageStorage
@@ -30,7 +32,7 @@ from .block_pool import BlockPool, count_possible_blocks
 from .block_tokens import count_key_bytes, key_of, share_tokens, shorten_tokens
 from .content_key import NO_KEY, block_key, make_run_keys, page_key, text_key
 from .digest_table import DigestTable
-from .durable_nodes import NO_NODE, DurableNodes
+from .durable_nodes import NO_NODE, NOT_KEPT, DurableNodes
 from .reuse_scope import ReuseScope
 from .token_packing import TOKEN_BYTES, has_digest, unpack_tokens
 from .victim_path import VictimPath
@@ -41,7 +43,7 @@ from .window_runs import WindowRuns
 @mypyc_attr(native_class=True)
 class RadixTree(PageOwner):
     __slots__ = (
-        "storage", "pool", "digests", "block_bytes", "history", "has_digests", "_roots", "_scopes", "_is_unbounded",
+        "storage", "pool", "digests", "block_bytes", "history", "has_digests", "_roots", "_scopes", "_retired", "_epoch", "_is_unbounded",
         "_has_page_per_block", "_runs", "_path", "_next_root", "_makes_keys", "nodes",
     )  # fmt: skip
 
@@ -58,6 +60,10 @@ class RadixTree(PageOwner):
     """Whether a digest was ever published: without one, no key needs to be searched for digests."""
     _roots: Final[dict[ReuseScope, Block]]
     _scopes: Final[dict[int, ReuseScope]]
+    """By the first page id of the root, retired ones included."""
+    _retired: Final[dict[int, tuple[Block, int]]]
+    """Retired roots, and all blocks below them, by their first page id; with the epoch that ended with them."""
+    _epoch: int
     _is_unbounded: Final[vec[bool]]
     _has_page_per_block: Final[list[bool]]
     _runs: Final[WindowRuns]
@@ -76,6 +82,8 @@ class RadixTree(PageOwner):
         self.has_digests = False
         self._roots = {}
         self._scopes = {}
+        self._retired = {}
+        self._epoch = 0
         # A life cycle without a window needs every block of a prefix: what hangs below a missing one is unreachable.
         self._is_unbounded = vec[bool]([cycle.has_page_per_block and cycle.window_size is None for cycle in life_cycles])
         self._has_page_per_block = [cycle.has_page_per_block for cycle in life_cycles]
@@ -112,14 +120,24 @@ class RadixTree(PageOwner):
 
     def dissolve(self) -> None:
         """The manager goes, perhaps without an orderly end: nothing is left that the garbage collector would have to find."""
-        if len(self._roots) > 0:
-            for root in self._roots.values():
+        if len(self._scopes) > 0:
+            for root, _scope, _epoch in self.roots():
                 root.only_child = None
                 root.children = None
             self.pool.dissolve()
 
     def scopes(self) -> list[ReuseScope]:
         return list(self._roots)
+
+    def roots(self) -> list[tuple[Block, ReuseScope, int | None]]:
+        """All roots with their scope; behind those of the scopes the retired ones, with the epoch that ended with each."""
+        found: list[tuple[Block, ReuseScope, int | None]] = [(root, scope, None) for scope, root in self._roots.items()]
+        retired = [(block, self._scopes[int(block.first_page)], epoch) for block, epoch in self._retired.values() if block.first_page < 0]
+        return [*found, *retired]
+
+    def is_retired(self, block: Block) -> bool:
+        """Whether it is a retired root, or below one."""
+        return len(self._retired) > 0 and int(block.first_page) in self._retired
 
     def find_path(self, scope: ReuseScope, packed: bytes) -> list[Block]:
         """The blocks of the packed tokens that are in the tree, from the root on, whatever pages they have left."""
@@ -255,7 +273,7 @@ class RadixTree(PageOwner):
         assert parent is not None, "a block was detached that is not in the tree"
         if self.storage.sink is not None:
             self.storage.sink.on_block_removed(block.first_page)
-        if self.history is not None:
+        if self._retired.pop(int(block.first_page), None) is None and self.history is not None:
             self.history.record_removal(block.first_page, self.storage.last_cause)
         text = block.tokens
         begin = block.tokens_begin
@@ -294,11 +312,9 @@ class RadixTree(PageOwner):
         while block.num_pins == 0 and block.only_child is None and block.children is None:
             if block.first_page < 0:
                 scope = self._scopes.pop(int(block.first_page))
-                del self._roots[scope]
-                if self.storage.sink is not None:
-                    self.storage.sink.on_root_removed(block.first_page)
-                if self.history is not None:
-                    self.history.forget_root(block.first_page)
+                if self._retired.pop(int(block.first_page), None) is None:
+                    del self._roots[scope]
+                    self._announce_root_gone(block)
                 if self.nodes is not None:
                     self.nodes.forget(block)
                 return
@@ -308,10 +324,17 @@ class RadixTree(PageOwner):
             self.detach(block)
             block = parent
 
+    def _announce_root_gone(self, root: Block) -> None:
+        if self.storage.sink is not None:
+            self.storage.sink.on_root_removed(root.first_page)
+        if self.history is not None:
+            self.history.forget_root(root.first_page)
+
     # -- losing pages -------------------------------------------------------------------------------------------------
 
     def is_published(self, page: i64) -> bool:
-        return self.pool.block_of_page(page).parent is not None
+        block = self.pool.block_of_page(page)
+        return block.parent is not None and not self.is_retired(block)
 
     def durable_nodes(self, pages: vec[i64]) -> vec[i64]:
         nodes = self.nodes
@@ -544,33 +567,34 @@ class RadixTree(PageOwner):
                 return True
         return False
 
-    def has_held_page(self, scope: ReuseScope) -> bool:
-        """Whether a page of a published block of the scope is held."""
-        root = self._roots.get(scope)
-        pending = [] if root is None else self.children_of(root)
-        rows = self.storage.rows
-        while len(pending) > 0:
-            block = pending.pop()
-            for life_cycle in range(rows.num_life_cycles):
-                if rows.num_holds(block.first_page + life_cycle) > 0:
-                    return True
-            pending.extend(self.children_of(block))
-        return False
+    def retire(self, scopes: list[ReuseScope], cause: i64) -> None:
+        """End the epoch of these scopes. Pages that no sequence or lease holds are dropped, the others are their holders' (`disown`)."""
+        self._epoch += 1
+        for scope in scopes:
+            root = self._roots.get(scope)
+            if root is not None:
+                for child in self.children_of(root):
+                    self._drop_below(child, cause, None)
+                    self.prune(child)
+                if scope in self._roots:
+                    del self._roots[scope]
+                    self._retire_rest(root, cause)
 
-    def clear_scope(self, scope: ReuseScope) -> None:
-        """Drop every page of the scope's blocks, which are neither held nor pinned."""
-        root = self._roots.get(scope)
-        if root is None:
-            return
-        for child in self.children_of(root):
-            self._drop_below(child, SCOPE_INVALIDATED, None)
-            self.prune(child)
-        assert scope not in self._roots, "blocks of a scope are left in the tree after all of it was dropped"
-
-    def clear(self) -> None:
-        """Drop every page. No sequence is open, so nothing is held or pinned."""
-        for root in list(self._roots.values()):
-            for child in self.children_of(root):
-                self._drop_below(child, CLEARED, None)
-                self.prune(child)
-        assert len(self._roots) == 0, "blocks are left in the tree after everything was dropped"
+    def _retire_rest(self, root: Block, cause: i64) -> None:
+        blocks = [root]
+        for block in blocks:
+            blocks.extend(self.children_of(block))
+        self.storage.last_cause = cause
+        for block in reversed(blocks):
+            self._retired[int(block.first_page)] = (block, self._epoch)
+            if self.nodes is not None:
+                self.nodes.adopt(block, NOT_KEPT)
+            if block is root:
+                self._announce_root_gone(root)
+            else:
+                for life_cycle in range(self.storage.rows.num_life_cycles):
+                    disown(self.storage, block.first_page + life_cycle, self.storage.pool_group_of[life_cycle], cause)
+                if self.storage.sink is not None:
+                    self.storage.sink.on_block_removed(block.first_page)
+                if self.history is not None:
+                    self.history.record_removal(block.first_page, cause)

@@ -95,7 +95,8 @@ def gather_tokens(state: SequenceState, sources: vec[i64], copies: TokenCopies) 
     """
     beams = list_beams(state)
     size = state.shared.tokens_per_block
-    num_full = (state.num_committed + len(sources)) // size
+    # What is not published each beam keeps for itself.
+    num_full = 0 if state.tail.is_retired else (state.num_committed + len(sources)) // size
     for index in range(len(sources)):
         position = state.num_committed + index
         source = beams[sources[index]]

@@ -24,7 +24,7 @@ def commit_token(state: SequenceState, token: i32) -> None:
     tail.append(token)
     state.num_committed += 1
     mark: i64 = NO_POINT
-    if tail.count == state.shared.tokens_per_block:
+    if tail.count == state.shared.tokens_per_block and not state.tail.is_retired:
         mark = state.shared.order.mark(state.timeline)
         publish(state, tail.packed(), mark)
         tail.clear()
@@ -47,7 +47,7 @@ def commit_packed(state: SequenceState, packed: bytes, is_end: bool = False) -> 
     state.shared.guard.begin_change()
     tail = state.tail
     mark: i64 = NO_POINT
-    if tail.count * TOKEN_BYTES + len(packed) < state.shared.tree.block_bytes:
+    if state.tail.is_retired or tail.count * TOKEN_BYTES + len(packed) < state.shared.tree.block_bytes:
         tail.extend(packed)
     else:
         mark = state.shared.order.mark(state.timeline)
@@ -107,7 +107,8 @@ def stop_committing(state: SequenceState, is_closing: bool) -> None:
     """
     if state.sharing.planned is not None:
         take_back(state, 0)
-    if (state.tail.is_committing or state.tail.publishes_at_close) and state.tail.count > 0 and not state.tail.is_shared:
+    publishes = (state.tail.is_committing or state.tail.publishes_at_close) and not state.tail.is_retired
+    if publishes and state.tail.count > 0 and not state.tail.is_shared:
         if is_closing or state.shared.twin_pages is None:
             _publish_tail(state, is_closing)
             if not is_closing and state.shared.early_copies is not None:

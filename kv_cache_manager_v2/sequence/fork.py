@@ -97,6 +97,7 @@ def share_blocks(state: SequenceState, child: SequenceState) -> None:
     child.tail.is_shared = state.tail.is_shared
     child.tail.copies_on_resume = state.tail.copies_on_resume
     child.tail.is_committing = state.tail.is_committing
+    child.tail.is_retired = state.tail.is_retired
     child.tail.publishes_at_close = state.tail.publishes_at_close
     child.blocks = state.blocks[:]
     child.path_end = state.path_end

@@ -23,7 +23,7 @@ def release_page(state: SequenceState, life_cycle: i64, ordinal: i64, mark: i64)
             storage.unlock_and_release(page, pool_group, state.timeline, mark)
         else:
             storage.release(page, pool_group)
-    elif ordinal < state.forked_end:
+    elif ordinal < state.forked_end or state.tail.is_retired:
         if is_active:
             storage.unlock(page, pool_group, state.timeline, mark)
         storage.drop_hold(page, pool_group)

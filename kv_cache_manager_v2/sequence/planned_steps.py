@@ -32,6 +32,8 @@ def offer(state: SequenceState, packed: bytes) -> i64:
     shared = state.shared
     tree = shared.tree
     block_bytes = tree.block_bytes
+    if state.tail.is_retired:
+        return 0
     links = state.sharing.planned
     if links is None:
         links = PlannedLinks()

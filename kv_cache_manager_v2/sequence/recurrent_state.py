@@ -95,7 +95,11 @@ def release_snapshot(state: SequenceState) -> None:
     if snapshot is not None:
         storage = state.shared.storage
         page = snapshot.first_page + state.shared.state_life_cycle
-        storage.release(page, storage.pool_group_of[state.shared.state_life_cycle])
+        if state.tail.is_retired:
+            storage.drop_hold(page, storage.pool_group_of[state.shared.state_life_cycle])
+            state.shared.tree.prune(snapshot)
+        else:
+            storage.release(page, storage.pool_group_of[state.shared.state_life_cycle])
         state.recurrent.matched_snapshot = None
 
 

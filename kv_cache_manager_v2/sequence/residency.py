@@ -480,7 +480,7 @@ def _release_blocks(state: SequenceState, mark: i64) -> None:
     """All blocks and their pages, the last one first; the learned policies are told that these were one request's."""
     shared = state.shared
     _describe_request(state)
-    goes_by_runs = state.timeline != NO_TIMELINE and state.scratch.num_blocks == 0
+    goes_by_runs = state.timeline != NO_TIMELINE and state.scratch.num_blocks == 0 and not state.tail.is_retired
     first: i64 = 0
     if goes_by_runs:
         first = state.num_published

@@ -49,7 +49,7 @@ class TokenTail:
     Packed little-endian, which is the native order of every machine that has a device for us.
     """
 
-    __slots__ = ("_packed", "count", "is_shared", "copies_on_resume", "publishes_at_close", "is_committing")
+    __slots__ = ("_packed", "count", "is_shared", "copies_on_resume", "publishes_at_close", "is_committing", "is_retired")
 
     _packed: BytesWriter
     count: i64
@@ -60,6 +60,8 @@ class TokenTail:
     publishes_at_close: bool
     """`stop_committing` has left the partial last block to `close`."""
     is_committing: bool
+    is_retired: bool
+    """The path is below a retired root: what is committed stays private, and these are all tokens that are not published."""
 
     def __init__(self) -> None:
         self._packed = BytesWriter()
@@ -68,6 +70,7 @@ class TokenTail:
         self.copies_on_resume = False
         self.publishes_at_close = False
         self.is_committing = True
+        self.is_retired = False
 
     def append(self, token: i32) -> None:
         write_i32_le(self._packed, token)
@@ -363,6 +366,9 @@ class SequenceState:
         return self.request.id
 
     def is_published(self, ordinal: i64) -> bool:
+        """Whether the tree keeps its pages when the sequence releases them."""
+        if self.tail.is_retired:
+            return False
         if ordinal < self.num_published or (self.tail.is_shared and ordinal == self.num_published):
             return True
         return ordinal < self.forked_end and self.blocks[ordinal].parent is not None

@@ -38,7 +38,7 @@ def stage_snapshot(state: SequenceState, position: i64, is_end: bool) -> Block |
     ``is_end``: the user says that nothing will be committed after that.
     """
     plan = state.recurrent.snapshot_plan
-    if plan is None:
+    if plan is None or state.tail.is_retired:
         return None
     if plan.is_due(position):
         plan.record_stop()
@@ -183,7 +183,7 @@ def _record_owner(state: SequenceState, block: Block, is_planned: bool) -> None:
 def leave_last_state(state: SequenceState) -> None:
     """The sequence is about to be closed: its own slot becomes the snapshot of its committed tokens, if it is their state."""
     plan = state.recurrent.snapshot_plan
-    if plan is None or state.timeline == NO_TIMELINE or not state.shared.snapshot_policy.at_close:
+    if plan is None or state.tail.is_retired or state.timeline == NO_TIMELINE or not state.shared.snapshot_policy.at_close:
         return
     if plan.is_certain_at_end(state.num_committed):
         block = live_block(state, state.num_committed)

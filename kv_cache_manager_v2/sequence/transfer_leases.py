@@ -99,19 +99,6 @@ class TransferLeases:
     def open_leases(self) -> list[TransferLeaseState]:
         return list(self._open.values())
 
-    def has_block_below(self, root: Block) -> bool:
-        """Whether a block that was private when it was leased is published there by now: it is pinned, and may have no page."""
-        for lease in self._open.values():
-            for block in lease.private_blocks:
-                ancestor = block
-                parent = block.parent
-                while parent is not None:
-                    ancestor = parent
-                    parent = parent.parent
-                if ancestor is root:
-                    return True
-        return False
-
     def record_moved(self, old_page: i64, new_page: i64, life_cycle: i64) -> None:
         """A page goes on under another row, with all its holds and locks."""
         for lease in self._open.values():
@@ -129,10 +116,13 @@ class TransferLeases:
                 if timeline >= 0:
                     storage.advance_ready(page, pool_group, timeline, mark)
                 storage.unlock_at_rest(page, pool_group)
-                if self._tree.pool.block_of_page(page).parent is None:
-                    storage.drop_hold(page, pool_group)
-                else:
+                block = self._tree.pool.block_of_page(page)
+                if self._tree.is_published(page):
                     storage.release(page, pool_group)
+                else:
+                    storage.drop_hold(page, pool_group)
+                    if block.parent is not None:
+                        self._tree.prune(block)
         for block in lease.private_blocks:
             if block.parent is not None:
                 self._tree.unpin(block)

@@ -41,7 +41,7 @@ def _release_range(state: SequenceState, life_cycle: i64, begin: i64, new_begin:
     if state.sharing.twins is not None:
         end_twins_between(state, life_cycle, life_cycle + 1, begin, end, mark)
     runs_end = begin
-    if state.scratch.num_blocks == 0 and end - begin > 1:
+    if state.scratch.num_blocks == 0 and end - begin > 1 and not state.tail.is_retired:
         runs_end = end if end < state.num_published else state.num_published
     if begin < runs_end:
         _release_published(state, life_cycle, begin, runs_end, mark)

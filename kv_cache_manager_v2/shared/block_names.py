@@ -3,7 +3,8 @@
 With a secret key of the fleet the root is an HMAC, so that a process without the key cannot try out which prompts have names.
 
 A name is not trusted to be unique: each record says its tokens and its parent's name, and both are compared when it is loaded. Digests
-are in the chain in full. The names of another model, layout or salt domain are others, since their `SharedIdentity` begins each key.
+are in the chain in full. The names of another model, layout or salt domain are others, since their `SharedIdentity` begins each key; those
+of another epoch too, since their roots are others.
 """
 
 import hmac
@@ -14,6 +15,7 @@ from time import sleep
 from typing import Final
 
 from ..base.ids import TokenIdExt
+from ..base.package_log import PackageLog
 from ..base.value import Value
 from ..durable.record_format import MIXED, PACKED, encode_mixed
 from ..reuse.reuse_scope import ReuseScope
@@ -22,6 +24,21 @@ from ..reuse.token_packing import TOKEN_BYTES
 DIGEST_BYTES: Final = 32
 _BLOCKS_AT_ONCE: Final = 64
 """About 50 us of work, after which another thread may run."""
+_LEAST_KEY_BYTES: Final = 16
+_MOST_KEY_BYTES: Final = 64
+
+_logger: Final = PackageLog("kv_cache_manager_v2")
+
+
+def require_key(key: object) -> None:
+    """No message has its bytes."""
+    if key is None:
+        _logger.warning("the shared level has no key: a process that reaches its store can guess names of prompts and forge values")
+        return
+    if not isinstance(key, bytes):
+        raise TypeError(f"key must be bytes or None, not {type(key).__name__}")
+    if not _LEAST_KEY_BYTES <= len(key) <= _MOST_KEY_BYTES:
+        raise ValueError(f"key has {len(key)} bytes; it must have from {_LEAST_KEY_BYTES} to {_MOST_KEY_BYTES}, as secrets.token_bytes(32)")
 
 
 class BlockName(Value):
@@ -39,9 +56,10 @@ class BlockName(Value):
         return self.parent, self.form, self.tokens
 
 
-def name_root(scope: ReuseScope, key: bytes | None = None) -> bytes:
+def name_root(scope: ReuseScope, key: bytes | None = None, epoch: int = 0) -> bytes:
     """What the first block of the scope has as its parent's digest."""
-    text = json.dumps(["scope", scope.lora_id, scope.salt]).encode()
+    parts: list[object] = ["scope", scope.lora_id, scope.salt]
+    text = json.dumps(parts if epoch == 0 else [*parts, epoch]).encode()
     return sha256(text).digest() if key is None else hmac.digest(key, b"names" + text, "sha256")
 
 
@@ -65,10 +83,11 @@ def name_blocks(parent: bytes, tokens: bytes | list[TokenIdExt], block_tokens: i
 class NameChain:
     """The names of one path's blocks, made by a thread of tokens that the caller has added. ``num_blocks``: that were added."""
 
-    def __init__(self, scope: ReuseScope, block_tokens: int, key: bytes | None) -> None:
+    def __init__(self, scope: ReuseScope, block_tokens: int, key: bytes | None, epoch: int) -> None:
         self.names: Final[list[BlockName]] = []
         self.num_blocks = 0
         self.scope: Final = scope
+        self.epoch: Final = epoch
         self._block_tokens: Final = block_tokens
         self._key: Final = key
         self._waiting: Final[deque[bytes | list[TokenIdExt]]] = deque()
@@ -81,7 +100,7 @@ class NameChain:
     def extend(self) -> None:
         """On the thread: name all that was added."""
         while len(self._waiting) > 0:
-            parent = self.names[-1].digest if len(self.names) > 0 else name_root(self.scope, self._key)
+            parent = self.names[-1].digest if len(self.names) > 0 else name_root(self.scope, self._key, self.epoch)
             self.names.extend(name_blocks(parent, self._waiting.popleft(), self._block_tokens))
 
 

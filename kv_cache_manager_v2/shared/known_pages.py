@@ -109,8 +109,9 @@ class KnownPages:
         self.forget([key for key, known in list(self._keys.items()) if known.endpoint == endpoint])
 
     def forget_all(self) -> None:
-        """Nothing is loaded from the store any more."""
+        """Nothing is loaded from the store any more, or under other names."""
         self.forget(list(self._keys))
+        self.offered.clear()
 
     def forget(self, keys: list[bytes]) -> None:
         """They are not in the store, as far as is known."""

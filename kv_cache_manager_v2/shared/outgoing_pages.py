@@ -66,9 +66,9 @@ class OutgoingPages:
 
     def offer(self, kv_cache: KVCache, chain: NameChain, begin: int, end: int) -> tuple[int, int]:
         """Copy the pages of these blocks out, as far as staging slots are free; how many pages, and the block to go on with."""
-        if kv_cache.reuse_scope.lora_id is not None:
-            return 0, end
         state = kv_cache._state_for_batch()
+        if kv_cache.reuse_scope.lora_id is not None or state.tail.is_retired:
+            return 0, end
         if len(state.arrivals.points) > 0 and not kv_cache.ready:
             return 0, begin
         counters = self._space.counters
@@ -156,7 +156,7 @@ class OutgoingPages:
             return
         leaving.paths = []
         for path in paths:
-            chain = NameChain(path.scope, self._space.block_tokens, self._space.key)
+            chain = self._space.begin_chain(path.scope)
             chain.add(path.tokens, int(path.num_blocks))
             pages = path.pages if path.is_copied else []
             self._outgoing.append(
@@ -165,6 +165,10 @@ class OutgoingPages:
 
     def _end(self, task: StoreTask) -> None:
         known = self._known
+        if task.epoch != self._space.epoch:
+            known.forget(list(task.keys.values()))
+            self.free.extend(task.slots)
+            return
         known.confirm(task.salt, task.names, task.stored, task.places)
         known.forget(task.failed)
         for position, row in enumerate(task.rows):

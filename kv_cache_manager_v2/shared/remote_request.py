@@ -174,7 +174,7 @@ class RemoteRequest(Handle):
             return 0
         chain = self._chain
         if chain is None:
-            chain = NameChain(self._kv_cache.reuse_scope, level.block_tokens, level._space.key)
+            chain = level._space.begin_chain(self._kv_cache.reuse_scope)
             self._chain = chain
         accepted, self._num_offered = level.begin_store(self._kv_cache, chain, self._num_offered, limit)
         return accepted

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, SupportsIndex
 
 from ..base.checks import to_count, to_instance, to_int_within, to_number
 from ..base.errors import LogicError
@@ -37,7 +37,7 @@ from ..manager.kv_cache import KVCache, SequenceStatus
 from ..manager.kv_cache_manager import KVCacheManager
 from ..metrics.shared_samples import SharedFacts, SharedSource
 from ..publishing.event_publisher import KVCacheEventPublisher
-from .block_names import BlockName, NameChain
+from .block_names import BlockName, NameChain, require_key
 from .guarded_store import GuardedStore
 from .known_pages import KnownPages
 from .line_limit import LineLimit
@@ -61,9 +61,6 @@ ON_EVICTION: Final = "eviction"
 OFF: Final = "off"
 WRITE_POLICIES: Final = (ON_COMMIT, ON_SECOND_HIT, ON_EVICTION, OFF)
 
-_LEAST_KEY_BYTES: Final = 16
-_MOST_KEY_BYTES: Final = 64
-
 _logger: Final = PackageLog("kv_cache_manager_v2")
 
 
@@ -72,12 +69,12 @@ class SharedLevel(SharedSource):
 
     ``model_id``: as for a durable level; managers with an equal one, and equal layers, share. ``load_bytes``, ``store_bytes``: of staging
     memory. ``write_policy``: "second_hit" stores blocks that a sequence has reused, "commit" all that are committed, "eviction" those that
-    are about to be evicted, "off" none.
-    ``publisher``: of the manager's events; it tells routers, as blocks on the medium EXTERNAL, what this level knows to be in the store.
-    ``key``: 16 to 64 secret bytes that all managers of the fleet have. Names in the store can then not be guessed from prompts, and values
-    that another process has altered or made are misses that are counted.
-    ``claim_seconds``: what the store was not seen to have for so long is asked for beside later look-ups, 64 pages each time, and told as
-    removed where it is gone. ``least_bytes_per_second``: a request that moves its bytes more slowly has failed.
+    are about to be evicted, "off" none. ``publisher``: of the manager's events; it tells routers, as blocks on the medium EXTERNAL, what
+    this level knows to be in the store. ``key``: 16 to 64 secret bytes that all managers of the fleet have. Names in the store can then
+    not be guessed from prompts, and values that another process has altered or made are misses that are counted. ``claim_seconds``: what
+    the store was not seen to have for so long is asked for beside later look-ups, 64 pages each time, and told as removed where it is
+    gone. ``least_bytes_per_second``: a request that moves its bytes more slowly has failed. ``epoch``: of the fleet's weights, see
+    `begin_epoch`.
 
     `StoreError` if no endpoint can be reached, or all refuse: one of several that does costs a warning, and its keys are misses until it
     answers. `ValueError` for a bad argument, or a store whose keys have another format; `ImportError` without xxhash. Later no store's
@@ -98,12 +95,14 @@ class SharedLevel(SharedSource):
         claim_seconds: float = 60.0,
         least_bytes_per_second: float = 8 << 20,
         key: bytes | None = None,
+        epoch: SupportsIndex = 0,
     ) -> None:
         _validate(manager, store, model_id, write_policy, publisher)
         num_threads = int(to_int_within(num_load_threads, "num_load_threads", 1, 64))
         claimed = _to_finite(claim_seconds, "claim_seconds", 0)
         rate = _to_finite(least_bytes_per_second, "least_bytes_per_second", 1)
-        _require_key(key)
+        require_key(key)
+        first_epoch = to_count(epoch, "epoch")
         require_xxhash()
         config = manager.init_config
         life_cycles = LifeCycleRegistry(config)
@@ -122,7 +121,7 @@ class SharedLevel(SharedSource):
         self._counters: Final = SharedCounters()
         guarded = GuardedStore(store)
         placement = Placement(guarded.endpoints)
-        self._space: Final = RecordSpace(self._layouts, placement, self._needs, self._counters, config.tokens_per_block, key)
+        self._space: Final = RecordSpace(self._layouts, placement, self._needs, self._counters, config.tokens_per_block, key, first_epoch)
         self._stuck_lines: Final = LineLimit()
         self._slot_lines: Final = LineLimit()
         unreachable = _check_endpoints(guarded)
@@ -204,6 +203,29 @@ class SharedLevel(SharedSource):
         request.begin(operation)
         return request
 
+    @property
+    def epoch(self) -> int:
+        """Of the weights: part of all names in the store."""
+        return self._space.epoch
+
+    def begin_epoch(self, epoch: SupportsIndex) -> None:
+        """The weights have changed: `KVCacheManager.clear_reusable_blocks`, and from now on other names in the store.
+
+        Processes of one epoch share. Requests of before want nothing more, what their sequences commit is not stored, and routers hear that
+        nothing is there. `ValueError` unless ``epoch`` is greater than that of now. Raises what `clear_reusable_blocks` does, having begun.
+        """
+        self.require_usable()
+        self._manager._require_open()
+        number = to_count(epoch, "epoch")
+        if number <= self.epoch:
+            raise ValueError(f"epoch is {number}, and that of now is {self.epoch}: an epoch never comes back, give a greater one")
+        self._outgoing.settle()  # so what was copied until now has the names of its epoch
+        self._space.epoch = number
+        for request in list(self._requests.values()):
+            request.cancel_remote()
+        self._known.forget_all()
+        self._manager.clear_reusable_blocks()
+
     def set_servers(self, store: SharedStore) -> None:
         """Share through the endpoints of this store from now on: some were added, or taken away. Other processes may do so later.
 
@@ -240,8 +262,9 @@ class SharedLevel(SharedSource):
             self._known.forget_endpoint(self._workers.begun_anew.popleft())
 
     def _find_tokens(self, kv_cache: KVCache) -> bytes | list[TokenIdExt] | None:
-        """Of the sequence's prompt; None where it has no whole block behind what it matched."""
-        given = kv_cache._state_for_batch().request.given
+        """Of the sequence's prompt; None where it has no whole block behind what it matched, or is of an epoch that has ended."""
+        state = kv_cache._state_for_batch()
+        given = None if state.tail.is_retired else state.request.given
         if given is None or given.num_tokens // self.block_tokens <= kv_cache.num_committed_tokens // self.block_tokens:
             return None
         tokens: Any = given.share()
@@ -320,7 +343,7 @@ class SharedLevel(SharedSource):
                 places: dict[bytes, str] = {}
                 if operation.kind == LOOKUPS:
                     (task,) = operation.tasks
-                    if isinstance(task, LookUpTask) and task.is_over:
+                    if isinstance(task, LookUpTask) and task.is_over and task.epoch == self._space.epoch:
                         names, places = task.names, task.places
                         self._learn(task, operation.salt)
                 else:
@@ -561,17 +584,6 @@ def _to_finite(value: object, name: str, least: int) -> float:
     if not least <= number < math.inf:
         raise ValueError(f"{name} is {value}; it must be {least} or more, and finite")
     return number
-
-
-def _require_key(key: object) -> None:
-    """No message has its bytes."""
-    if key is None:
-        _logger.warning("the shared level has no key: a process that reaches its store can guess names of prompts and forge values")
-        return
-    if not isinstance(key, bytes):
-        raise TypeError(f"key must be bytes or None, not {type(key).__name__}")
-    if not _LEAST_KEY_BYTES <= len(key) <= _MOST_KEY_BYTES:
-        raise ValueError(f"key has {len(key)} bytes; it must have from {_LEAST_KEY_BYTES} to {_MOST_KEY_BYTES}, as secrets.token_bytes(32)")
 
 
 def _require_memory_levels(manager: KVCacheManager) -> None:

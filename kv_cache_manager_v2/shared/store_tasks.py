@@ -38,6 +38,7 @@ class RecordSpace:
         counters: SharedCounters,
         block_tokens: int,
         key: bytes | None,
+        epoch: int,
     ) -> None:
         self.layouts: Final = layouts
         self.placement = placement
@@ -45,7 +46,12 @@ class RecordSpace:
         self.counters: Final = counters
         self.block_tokens: Final = block_tokens
         self.key: Final = key
+        self.epoch = epoch
+        """Of the weights: part of all names."""
         self.wrong_records: Final = LineLimit()
+
+    def begin_chain(self, scope: ReuseScope) -> NameChain:
+        return NameChain(scope, self.block_tokens, self.key, self.epoch)
 
     def choices(self, names: list[BlockName], block: int) -> list[str]:
         """Where the block of that path may be. ``names``: from its root on."""
@@ -75,6 +81,7 @@ class LookUpTask(Task):
         super().__init__()
         self._space: Final = space
         self._scope: Final = scope
+        self.epoch: Final = space.epoch
         self._tokens: Final = tokens
         self._first: Final = begin
         self.names: list[BlockName] = []
@@ -85,7 +92,7 @@ class LookUpTask(Task):
 
     def run(self, calls: EndpointCalls) -> None:
         space = self._space
-        self.names = name_blocks(name_root(self._scope, space.key), self._tokens, space.block_tokens)
+        self.names = name_blocks(name_root(self._scope, space.key, self.epoch), self._tokens, space.block_tokens)
         end = len(self.names)
         needs = space.needs
         cycles = range(needs.num_life_cycles)
@@ -253,6 +260,10 @@ class StoreTask(Task):
     @property
     def names(self) -> list[BlockName]:
         return self._chain.names
+
+    @property
+    def epoch(self) -> int:
+        return self._chain.epoch
 
     @property
     def salt(self) -> int | str | None:

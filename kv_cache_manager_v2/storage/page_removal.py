@@ -73,6 +73,18 @@ def drop(storage: PageStorage, page: i64, pool_group: i64, cause: i64, account: 
         storage.sink.on_page_removed(page, cause)
 
 
+def disown(storage: PageStorage, page: i64, pool_group: i64, cause: i64) -> None:
+    """A held page, if there is one, is no page of the cache any more, and counts as dropped: it is its holders' alone, as a private one."""
+    if not storage.rows.has_page(page):
+        return
+    index = storage.rows.level(page) * storage.num_pool_groups + pool_group
+    storage.copies.forget(page)
+    storage.queues[index].forget(page)
+    count_dropped(storage, storage.rows.level(page), pool_group, cause, 1, None, 1 if int(page) in storage.reads.counted else 0)
+    if storage.sink is not None:
+        storage.sink.on_page_removed(page, cause)
+
+
 def drop_with_owner(storage: PageStorage, page: i64, pool_group: i64, cause: i64, account: PageCounters | None) -> None:
     """`drop`, and the owner hears of it: what is useless without the page may go with it."""
     storage.changes.begin()

@@ -30,6 +30,7 @@ def make_fork(sequence: ReferenceSequence, name: int, num_blocks: int, next_numb
     child.capacity = sequence.capacity
     child.is_active = sequence.is_active
     child.is_committing = sequence.is_committing
+    child.is_retired = sequence.is_retired
     child.publishes_at_close = sequence.publishes_at_close
     child.path = list(sequence.path)
     child.shared_tail = sequence.shared_tail

@@ -43,13 +43,15 @@ TAKES_FREE: Final = "must leave a snapshot in a free slot"
 class ReferenceModel(ReferenceRoom):
     """See the module's docstring."""
 
-    __slots__ = ("plans",)
+    __slots__ = ("plans", "_num_epochs")
 
     plans: Final[ReferencePlans]
+    _num_epochs: int  # that have ended
 
     def __init__(self, config: KVCacheManagerConfig, layer_grouping: Sequence[Sequence[int]]) -> None:
         super().__init__(config, layer_grouping)
         self.plans = ReferencePlans(self)
+        self._num_epochs = 0
 
     def find_planned(self, scope: Scope, text: Text) -> int:
         """The longest reusable prefix that ends with a planned block; 0 if there is none."""
@@ -262,7 +264,9 @@ class ReferenceModel(ReferenceRoom):
         """
         size = self.tokens_per_block
         sequence.committed.extend(tokens)
-        while (len(sequence.path) + 1) * size <= len(sequence.committed):
+        if sequence.is_retired:
+            snapshot = NO_SNAPSHOT
+        while not sequence.is_retired and (len(sequence.path) + 1) * size <= len(sequence.committed):
             ordinal = len(sequence.path)
             number = sequence.shared_private.get(ordinal)
             sharers = list_sharers(self.sequences.values(), sequence, ordinal)
@@ -322,7 +326,7 @@ class ReferenceModel(ReferenceRoom):
                 beam.is_committing = False
             self.require_tail_as_shown(sequence, "stop_committing", dump)
             return
-        was_committing = sequence.is_committing
+        was_committing = sequence.is_committing and not sequence.is_retired
         for beam in list_beams(sequence):
             beam.is_committing = False
         ordinal = len(sequence.path)
@@ -350,12 +354,12 @@ class ReferenceModel(ReferenceRoom):
 
     def _end(self, sequence: ReferenceSequence, must_publish: bool) -> None:
         self.set_width(sequence, 1)
-        if self.state.leaves_state_at_close(sequence):
+        if self.state.leaves_state_at_close(sequence) and not sequence.is_retired:
             self._expect_snapshot(sequence, True, self.state.thins_paths)
         num_read = len(self.plans.list_read(sequence))
         self.plans.leave(sequence)
         has_tail = len(sequence.committed) > (len(sequence.path) + num_read) * self.tokens_per_block
-        if sequence.shared_tail is None and has_tail:
+        if sequence.shared_tail is None and has_tail and not sequence.is_retired:
             ordinal = len(sequence.path)
             node = self._publish(sequence, ordinal, len(sequence.committed), must_publish)
             if ordinal in sequence.shared_private:
@@ -363,11 +367,16 @@ class ReferenceModel(ReferenceRoom):
         del self.sequences[sequence.name]
         self.settle_twins()
 
-    def clear(self) -> None:
-        if len(self.sequences) > 0 or len(self.leases) > 0:
-            raise ModelDisagreement(
-                f"clear_reusable_blocks passed with {len(self.sequences)} open sequences and {len(self.leases)} leases"
-            )
+    def end_epoch(self, scope: Scope | None) -> None:
+        """Of that scope, or of all: nothing that is kept or open now is matched again."""
+        self._num_epochs += 1
+        for ended in self.tree.scopes() if scope is None else [scope]:
+            for sequence in self.sequences.values():
+                if sequence.scope == ended:
+                    self.plans.take_back(sequence, 0)
+                    sequence.is_retired = True
+            self.tree.retire(ended, self._num_epochs)
+        self._snapshots_due.clear()
         self._may_all_go = True
 
     # -- publishing ---------------------------------------------------------------------------------------------------

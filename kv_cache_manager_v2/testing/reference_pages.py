@@ -123,6 +123,8 @@ class ReferencePages:
                 raise ModelDisagreement(f"{self.name(page)} is in the tree and was never published")
             if page not in old and page not in self._must_come and page not in self._may_come:
                 raise ModelDisagreement(f"{self.name(page)} appeared, and no call has published it")
+            if page not in needed and self.tree.is_retired(page[0]):
+                raise ModelDisagreement(f"{self.name(page)} is of an epoch that has ended, and no sequence needs it")
             if status != needed.get(page, DROPPABLE):
                 raise ModelDisagreement(f"{self.name(page)} is {status}, must be {needed.get(page, DROPPABLE)}")
         for page in needed:
@@ -134,7 +136,7 @@ class ReferencePages:
         self._snapshots_due.clear()
         if not self._may_all_go:
             for page in {*old, *self._must_come}:
-                if page not in self.statuses and page not in self._may_go:
+                if page not in self.statuses and page not in self._may_go and not self.tree.is_retired(page[0]):
                     raise ModelDisagreement(f"{self.name(page)} is missing; nothing was evicted or replaced")
         self._check_reachable()
         self._check_twins(dump)
@@ -149,7 +151,9 @@ class ReferencePages:
         self.lost = set()
         self.in_tree = set()
         for scope_dump in dump["tree"]:
-            path = [self.tree.root((scope_dump["lora_id"], scope_dump["salt"]))]
+            scope = (scope_dump["lora_id"], scope_dump["salt"])
+            epoch: int | None = scope_dump.get("ended_epoch")
+            path = [self.tree.root(scope) if epoch is None else self.tree.retired_root(scope, epoch)]
             for block in scope_dump["blocks"]:
                 del path[block["depth"] + 1 :]
                 tokens = tuple([bytes.fromhex(token) if isinstance(token, str) else token for token in block["tokens"]])

@@ -65,6 +65,8 @@ class ReferencePlans:
     def offer(self, sequence: ReferenceSequence, text: Text, in_tree: Set[int]) -> int:
         """The sequence plans the full blocks of its first tokens ``text``; how many of these are offered, counted in tokens."""
         pages = self._pages
+        if sequence.is_retired:
+            return 0
         size = pages.tokens_per_block
         read = self.list_read(sequence)
         first = len(sequence.path) + len(read)

@@ -21,7 +21,7 @@ class ReferenceSequence:
         "name", "scope", "committed", "history", "capacity", "is_active", "is_committing", "path", "shared_tail",
         "is_matched_tail", "scratch", "adopted", "shared_private", "has_state", "snapshot_node",
         "peak_capacity", "num_matched", "uses_scratch", "beams", "commit_snapshots", "publishes_at_close",
-        "planned", "passed_history", "is_void",
+        "planned", "passed_history", "is_void", "is_retired",
     )  # fmt: skip
 
     name: Final[int]
@@ -47,6 +47,7 @@ class ReferenceSequence:
     planned: Final[set[int]]  # ordinals of the blocks that it has promised and not committed
     passed_history: int  # the history that it had before it was void: its windows stay there
     is_void: bool  # blocks that it was matched with were taken back
+    is_retired: bool  # its epoch has ended: it publishes nothing any more
     scratch: list[tuple[int, int]]  # by group, the scratch blocks of the present step; (0, 0) for none
 
     def __init__(self, name: int, scope: Scope, num_groups: int) -> None:
@@ -73,6 +74,7 @@ class ReferenceSequence:
         self.planned = set()
         self.passed_history = 0
         self.is_void = False
+        self.is_retired = False
         self.scratch = [(0, 0)] * num_groups
 
     def node(self, ordinal: int) -> int | None:

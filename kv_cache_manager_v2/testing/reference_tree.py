@@ -81,13 +81,14 @@ class ReferenceTree:
     """Nodes are never removed. ``ever_published``: the pages that existed at some time."""
 
     __slots__ = (
-        "ever_published", "_tokens_per_block", "_rules", "_roots", "_parents", "_tokens", "_children", "_by_text",
+        "ever_published", "_tokens_per_block", "_rules", "_roots", "_retired", "_parents", "_tokens", "_children", "_by_text",
     )  # fmt: skip
 
     ever_published: Final[set[Page]]
     _tokens_per_block: Final[int]
     _rules: Final[Sequence[GroupRule]]
     _roots: Final[dict[Scope, int]]
+    _retired: Final[dict[tuple[Scope, int], int]]  # roots by scope and by the epoch that ended with them
     _parents: Final[list[int]]
     _tokens: Final[list[Text]]
     _children: Final[list[list[int]]]
@@ -98,6 +99,7 @@ class ReferenceTree:
         self._tokens_per_block = tokens_per_block
         self._rules = rules
         self._roots = {}
+        self._retired = {}
         self._parents = []
         self._tokens = []
         self._children = []
@@ -111,6 +113,23 @@ class ReferenceTree:
             node = self._new_node(-1, ())
             self._roots[scope] = node
         return node
+
+    def retire(self, scope: Scope, epoch: int) -> None:
+        """The scope begins anew; what it had is below a retired root."""
+        node = self._roots.pop(scope, None)
+        if node is not None:
+            self._retired[scope, epoch] = node
+
+    def retired_root(self, scope: Scope, epoch: int) -> int:
+        return self._retired[scope, epoch]
+
+    def is_retired(self, node: int) -> bool:
+        while self._parents[node] >= 0:
+            node = self._parents[node]
+        return node in self._retired.values()
+
+    def scopes(self) -> list[Scope]:
+        return list(self._roots)
 
     def child(self, parent: int, tokens: Text) -> int:
         """The node with these tokens below ``parent``; made if there is none."""

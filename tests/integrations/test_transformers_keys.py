@@ -377,3 +377,23 @@ def test_a_window_that_is_turned_off() -> None:
                     call()
             model.config.sliding_window = 24
             model.generate(prompt, **with_cache(model, cache), max_new_tokens=3)
+
+
+def test_caches_that_are_open_go_on(model: Any) -> None:
+    """A training loop changes weights while answers are being written: what they had is found by no other, and freed with them."""
+    prompt = draw_tokens(1, 60, seed=14)
+    with pool_of(model) as pool:
+        cache = pool.open(prompt)
+        few: dict[str, Any] = {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False}
+        first = model.generate(prompt, **with_cache(model, cache), **few)
+        pool.weights_changed()
+        more = model.generate(first, **with_cache(model, cache), **few)
+        assert torch.equal(more, alone(model, prompt)[:, : more.shape[1]])
+        require_none_reused(pool, model, prompt)
+        pool.weights_changed()
+        (group,) = pool.manager.get_storage_statistics()
+        assert group.total - group.free == -(-65 // pool.tokens_per_block), "the last one of 66 tokens is not computed yet"
+        cache.close()
+        (group,) = pool.manager.get_storage_statistics()
+        assert group.total == group.free
+        pool.manager.check_invariants()

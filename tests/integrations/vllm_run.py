@@ -149,7 +149,7 @@ def main() -> None:
         for number in range(WAVE if wave < WAVES else 0):
             index = wave * WAVE + number
             add_request(engine, index, prompts[index], sampling, options.get("scopes"), Path(model).parent)
-        if wave == 2 and options.get("resets"):
+        if wave == 2 and options.get("resets") == "amid":
             is_reset.append(engine.reset_prefix_cache())
         for _ in range(STEPS_BETWEEN_WAVES if wave < WAVES else 1000):
             if not engine.has_unfinished_requests():

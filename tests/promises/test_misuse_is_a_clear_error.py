@@ -59,7 +59,6 @@ ON_ACTIVE: list[tuple[str, type[Exception], Call]] = [
     ("read-only index buffer", ValueError, lambda m, s: s.set_base_page_index_buf(0, 0, memoryview(bytes(36)).cast("i"))),
     ("no index buffer at all", TypeError, lambda m, s: s.set_base_page_index_buf(0, 0, [0] * 9)),
     ("stream of a wrong type", TypeError, lambda m, s: setattr(s, "cuda_stream", "x")),
-    ("clear while open", LogicError, lambda m, s: m.clear_reusable_blocks()),
     ("shutdown while open", LogicError, lambda m, s: m.shutdown()),
     ("scope of a wrong type", TypeError, lambda m, s: m.create_kv_cache(7)),  # type: ignore[arg-type]
     ("bad token in a match", ValueError, lambda m, s: m.create_kv_cache(None, [1, -5])),

@@ -70,28 +70,16 @@ def test_routers_hear_why():
         assert len(snapshot.events) == 2, "its sizes, and two blocks of the other scope in one piece"
 
 
-def test_open_users_forbid_it():
+def test_wrong_scopes_are_refused():
+    wrong: Any = 7
     with manager_of() as manager:
-        kv_cache = run_prompt(manager, list(range(8)), reuse_scope=ADAPTER)
-        with pytest.raises(LogicError, match=r"1 of its sequences is still open"):
-            manager.invalidate_reuse_scope(ADAPTER)
-        lease = kv_cache.reserve_transfer(0, 1)
-        kv_cache.close()
-        with pytest.raises(LogicError, match="transfer leases"):
-            manager.invalidate_reuse_scope(ADAPTER)
-        assert manager.probe_reuse(ADAPTER, list(range(8))) == 8
-        manager.invalidate_reuse_scope(OTHER)
-        lease.settle()
-        manager.invalidate_reuse_scope(ADAPTER)
-        assert free_slots(manager) == 64
-        wrong: Any = 7
         with pytest.raises(TypeError):
             manager.invalidate_reuse_scope(wrong)
     with pytest.raises(LogicError):
         manager.invalidate_reuse_scope(ADAPTER)
 
 
-def test_a_leased_block_without_a_page_forbids_it():
+def test_a_leased_block_without_a_page_goes_when_it_is_settled():
     """It was out of window before it was lent, so no page of it is held; it is published later, and the lease pins it."""
     with manager_of(windows=(4,)) as manager:
         kv_cache = manager.create_kv_cache(ADAPTER)
@@ -101,11 +89,9 @@ def test_a_leased_block_without_a_page_forbids_it():
         assert lease.get_page_indices(0) == []
         kv_cache.commit(list(range(8)))
         kv_cache.close()
-        with pytest.raises(LogicError, match="transfer leases"):
-            manager.invalidate_reuse_scope(ADAPTER)
-        manager.invalidate_reuse_scope(OTHER)
-        lease.settle()
         manager.invalidate_reuse_scope(ADAPTER)
+        manager.check_invariants()
+        lease.settle()
         manager.check_invariants()
         assert free_slots(manager) == 64
 

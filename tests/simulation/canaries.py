@@ -240,6 +240,21 @@ CANARIES = (
         "return next(iter(self._roots.values()), None)",
     ),
     Canary(
+        "sequences of an epoch that has ended publish",
+        "manager/open_sequences.py",
+        "end_epoch",
+        "beam.tail.is_retired = True",
+        "pass",
+    ),
+    Canary(
+        "pages of an epoch that has ended stay in the cache",
+        "sequence/sequence_state.py",
+        "SequenceState.is_published",
+        "if self.tail.is_retired:\n"
+        "    return False",
+        "pass",
+    ),
+    Canary(
         "one token too many of a partial block",
         "reuse/match.py",
         "Matcher._try_partial",

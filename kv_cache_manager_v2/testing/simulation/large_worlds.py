@@ -33,7 +33,7 @@ LARGE_FACTORS: Final = {
     "hint": 0.5,
     "close": 6.0,
     "misuse": 0.2,
-    "clear": 0.15,
+    "clear": 0.04,
 }
 """Factors of the weights of actions."""
 LARGE_STEPS_PER_CHECK: Final = 5

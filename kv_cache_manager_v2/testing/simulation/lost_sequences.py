@@ -64,7 +64,7 @@ class LostSequences:
         text = old.committed[:count]
         self._model.abandon(old)
         num_kept = sequence.handle.rewind(count)
-        if num_kept != count:
+        if num_kept != count and not old.is_retired:
             raise ModelDisagreement(f"sequence {sequence.name} was to keep {count} tokens and keeps {num_kept}")
         model = self._model.create(sequence.name, old.scope, tuple(text), num_kept, self._manager.describe(), is_rewound=True)
         model.uses_scratch = old.uses_scratch

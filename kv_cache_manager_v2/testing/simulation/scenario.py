@@ -73,7 +73,7 @@ _LIKELIHOODS: Final = {
     "change_stream": 3.0,
     "give_buffer": 2.0,
     "misuse": 3.0,
-    "clear": 1.0,
+    "clear": 1.6,
     "synchronize": 0.3,
 }
 """The weight of each kind of action, before a scenario changes it."""

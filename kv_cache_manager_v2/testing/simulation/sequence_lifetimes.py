@@ -2,13 +2,10 @@
 
 import warnings
 from random import Random
-from typing import Final
+from typing import Any, Final
 
-from ...base.errors import LogicError
 from ...base.ids import TokenIdExt
-from ...manager.kv_cache_manager import KVCacheManager
 from ...reuse.reuse_scope import ReuseScope
-from ..reference_model import ReferenceModel
 from ..reference_pages import ModelDisagreement
 from . import failures
 from .forks import fork_sequence
@@ -126,34 +123,29 @@ def abandon(run: RunState, sequence: SimulatedSequence) -> None:
 
 
 def clear(run: RunState, random: Random) -> None:
-    """Clear the cache, mostly after closing everything: slots that many streams have read are then soon written again."""
+    """End an epoch, often after closing everything: slots that many streams have read are then soon written again."""
     run.num_performed += 1
-    if random.random() < 0.7:
+    if random.random() < 0.4:
         run.lost.close_all()
         while run.sequences:
             close(run, run.sequences[-1])
             run.check()
-    try:
+    end_epoch(run, draw_scope(random) if random.random() < 0.4 else None)
+
+
+def end_epoch(run: RunState, scope: ReuseScope | None) -> None:
+    if scope is None:
         run.manager.clear_reusable_blocks()
-    except LogicError:
-        if not run.sequences and not run.lost.sequences and len(run.leases) == 0:
-            raise
-        _invalidate_scope(run.manager, run.model, draw_scope(random))
+        run.model.end_epoch(None)
         return
-    run.model.clear()
-
-
-def _invalidate_scope(manager: KVCacheManager, model: ReferenceModel, scope: ReuseScope) -> None:
-    """Invalidate a scope. It may be refused only if a sequence or lease of the scope is open."""
     name = (scope.lora_id, scope.salt)
-    others = [dump for dump in manager.describe()["tree"] if (dump["lora_id"], dump["salt"]) != name]
-    try:
-        manager.invalidate_reuse_scope(scope)
-    except LogicError:
-        if name not in [sequence.scope for sequence in model.sequences.values()] and not manager.open_leases:
-            raise
-        return
-    if manager.describe()["tree"] != others:
-        raise ModelDisagreement(f"{scope} was invalidated, and blocks of it are left, or other blocks have gone")
-    # The model would report pages that disappeared without a reason; they have been checked here.
-    model.make_room()
+    before = _list_others(run, name)
+    run.manager.invalidate_reuse_scope(scope)
+    run.model.end_epoch(name)
+    if _list_others(run, name) != before:
+        raise ModelDisagreement(f"{scope} was invalidated, and blocks of other scopes have changed")
+
+
+def _list_others(run: RunState, name: tuple[object, object]) -> list[Any]:
+    trees: list[Any] = run.manager.describe()["tree"]
+    return [tree for tree in trees if (tree["lora_id"], tree["salt"]) != name]

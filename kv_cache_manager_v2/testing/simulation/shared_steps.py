@@ -13,7 +13,7 @@ from ..reference_pages import ModelDisagreement
 from ..step_batch import Step
 from .hints import draw_scope
 from .run_state import RunState
-from .sequence_lifetimes import close
+from .sequence_lifetimes import close, end_epoch
 from .simulated_sequence import SimulatedSequence
 from .state_checks import check_prompt, note_indices, require_indices_stay
 
@@ -120,14 +120,17 @@ def _plan(run: RunState, sequence: SimulatedSequence) -> None:
 
 def _disturb(run: RunState, sequence: SimulatedSequence, random: Random) -> None:
     """The sequence stops, or takes a part back; what others read of that is lost, and they end."""
-    kind = random.choice(("suspend", "close", "shrink"))
-    if sequence.model.uses_scratch:
+    kind = random.choice(("suspend", "close", "shrink", "end epoch"))
+    if sequence.model.uses_scratch and kind != "end epoch":
         # Its next step would have to begin where this one, which is not computed, ends.
         kind = "close"
     if kind == "shrink":
         _resize(run, sequence, len(sequence.text) + int(random.random() * (len(sequence.to_compute) + 1)))
     elif kind == "close":
         close(run, sequence)
+        run.check()
+    elif kind == "end epoch":
+        end_epoch(run, None)
         run.check()
     else:
         sequence.handle.suspend()

@@ -251,7 +251,7 @@ class SimulatedRun:
         run.leases.settle_all()
         run.engine.close()
         run.manager.clear_reusable_blocks()
-        run.model.clear()
+        run.model.end_epoch(None)
         run.check()
         for level in range(len(run.scenario.config.cache_tiers)):
             for counts in run.manager.get_storage_statistics(level):

@@ -72,7 +72,7 @@ def test_life_of_a_sequence():
     model.see(dump([(0, (1, 2, 3, 4), "droppable", 7), (1, (5,), "droppable", 3)]))
     assert model.num_needed_slots(0) == 0 and model.num_used_slots(0) == 2
     assert model.expect_match(DEFAULT_SCOPE, (1, 2, 3, 4, 5, 6)).best == 5
-    model.clear()
+    model.end_epoch(None)
     model.see(dump([]))
 
 
@@ -135,7 +135,7 @@ def test_page_that_is_needed_may_not_go():
 def test_page_that_was_dropped_does_not_come_back_by_itself():
     model = make_model()
     published(model)
-    model.clear()
+    model.end_epoch(None)
     model.see(dump([]))
     with pytest.raises(ModelDisagreement):
         model.see(dump([(0, (1, 2, 3, 4), "droppable", 7)]))
