@@ -314,7 +314,8 @@ class KVCache(Handle):
         another machine has computed the tokens). They get no pages, but a `commit` puts their tokens into the tree.
 
         Where scratch reuse is on, a call that changes the capacity needs
-        ``old capacity - max_rewind_len <= history_length <= old capacity``, unless ``history_length == capacity`` (no inputs).
+        ``old capacity - max_rewind_len <= history_length <= old capacity``, unless ``history_length == capacity`` (no inputs), or the
+        step was without: scratch reuse was switched on since.
         """
         state = self._state
         if (
@@ -400,6 +401,7 @@ class KVCache(Handle):
             if is_wanted != state.scratch.is_enabled:
                 validate_scratch_switch(state, is_wanted)
                 state.scratch.is_enabled = is_wanted
+                state.scratch.is_new = is_wanted
                 state.next_slow_capacity = 0
                 journal.record(SCRATCH, state.request.serial, int(is_wanted))
 

@@ -465,7 +465,7 @@ class KVCacheManager(Handle):
         sequence has planned (`KVCache.publish_planned`).
 
         `BusyError` while another thread's call runs; a call that another thread begins meanwhile waits. Pages that a disk is still
-        reading count as there. What sequences that were dropped without `close` leave counts after the engine's next call.
+        reading count as there. Sequences that were dropped without `close` are closed first.
         """
         guard = self._shared.guard
         # Before the lock: the user's tokens may be objects with code of their own.
@@ -1019,16 +1019,16 @@ class KVCacheManager(Handle):
 
     def check_invariants(self) -> None:
         """Evaluate all invariants from scratch; `CorruptedError` with the first that does not hold, or with the reason why the
-        manager is broken already. Slow."""
-        self._require_open()
-        # Not as a call of its own, whose end may wait for a disk.
-        self._shared.guard.require_idle()
-        self._shared.guard.require_sound()
-        check_invariants(self._shared, self._open_sequences.states())
+        manager is broken already. Slow. From any thread; `BusyError` while another call runs."""
+        self._shared.guard.end_interrupted()
+        # Not as a call that changes something, whose end may wait for a disk.
+        with self._shared.guard.readers, self._reading:
+            self._require_open()
+            check_invariants(self._shared, self._open_sequences.states())
 
     def describe(self) -> dict[str, Any]:
-        """State dump, plain and JSON-able."""
-        with self._shared.guard:
+        """State dump, plain and JSON-able. From any thread; `BusyError` while another call runs."""
+        with self._shared.guard.readers, self._reading:
             self._require_open()
             return describe(self._shared, self._open_sequences.states())
 

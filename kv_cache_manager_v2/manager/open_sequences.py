@@ -154,7 +154,8 @@ class OpenSequences:
     def handles(self) -> list[object]:
         """The handles that are still alive, in the order of creation."""
         handles: list[object] = []
-        for reference in self._handles.values():
+        # A copy: other threads may ask.
+        for reference in list(self._handles.values()):
             handle = reference()
             if handle is not None:
                 handles.append(handle)

@@ -110,6 +110,7 @@ class UsageReports(SnapshotPublisher):
                     restored_pages=0 if group is None else int(group.num_restored),
                     damaged_pages=0 if group is None else int(group.num_damaged),
                     has_durable_failure=durable is not None and durable.writer.failure != "",
+                    dropped_handles=self._shared.guard.num_abandoned,
                 )
             )
         return found

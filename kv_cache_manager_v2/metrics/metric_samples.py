@@ -128,13 +128,15 @@ def _sample_sequences(snapshot: ManagerSnapshot, usage: UsageStatistics) -> list
     sequences = MetricSamples("sequences", GAUGE, "Open sequences by status", ("status",))
     sequences.add((KVCache.Status.ACTIVE.value,), float(snapshot.num_active))
     sequences.add((KVCache.Status.SUSPENDED.value,), float(snapshot.num_suspended))
+    dropped = MetricSamples("dropped_handles", GAUGE, "Sequences and plans that were dropped without close; the next call closes them")
+    dropped.add((), float(snapshot.levels[0][0].dropped_handles))
     requests = MetricSamples("requests", COUNTER, "Sequences that were resumed at least once")
     requests.add((), float(usage.requests))
     suspends = MetricSamples("suspends", COUNTER, "Times that a sequence was suspended")
     suspends.add((), float(usage.suspends))
     resumes = MetricSamples("resumes", COUNTER, "Times that a sequence was resumed")
     resumes.add((), float(usage.resumes))
-    return [sequences, requests, suspends, resumes]
+    return [sequences, dropped, requests, suspends, resumes]
 
 
 def _sample_prompts(usage: UsageStatistics, tiers: list[str]) -> list[MetricSamples]:

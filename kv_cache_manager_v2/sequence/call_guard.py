@@ -9,7 +9,7 @@ the middle of a change that cannot be undone (the device refuses an event, the u
 is raised, later calls are refused. Ctrl-C may come between any two lines, so all invariants are evaluated after it (`StateChecker`),
 also where no change had begun, and where undoing has failed with another error since. An `AssertionError` that code of the user's
 raised (a callback, an argument's ``__index__``) is no invariant of ours, but an exception like others. Sequences whose handle was
-dropped without `close` wait here; the next call closes them.
+dropped without `close` wait here; the next call that finds the manager idle closes them, also one that only looks.
 
 Where kernels are plain code of the caller's thread, the end of a call waits for what it has made the streams of sequences wait for
 (`StreamOrder.settle`): the kernels may touch the pages at once.
@@ -87,7 +87,7 @@ class StateChecker(metaclass=ABCMeta):
 @mypyc_attr(native_class=True)
 class CallGuard(CallDoor):
     __slots__ = (
-        "is_foreign", "publisher", "checker", "order", "_attention", "_busy", "_changes", "_journal", "_reason", "_abandoned",
+        "is_foreign", "publisher", "checker", "order", "_attention", "_busy", "_number", "_changes", "_journal", "_reason", "_abandoned",
         "_process", "_readers", "_reader", "_is_read", "_is_entering", "_must_stay", "_asked",
     )  # fmt: skip
 
@@ -102,6 +102,8 @@ class CallGuard(CallDoor):
     _attention: i64
     """0 when a call may go straight on; 1 when it has to look closer."""
     _busy: bool
+    _number: i64
+    """Counts the calls: whether it is the same one that is still busy."""
     _readers: Final[Lock]
     _reader: int
     """The thread that looked last."""
@@ -128,6 +130,7 @@ class CallGuard(CallDoor):
         self._process = os.getpid()
         self._attention = _IDLE
         self._busy = False
+        self._number = 0
         self._reason = None
         self._abandoned = []
         self._readers = Lock()
@@ -148,12 +151,10 @@ class CallGuard(CallDoor):
     def __enter__(self) -> CallRecords:
         if self._attention != _IDLE:
             self._look_closer()
-            self._attention = _NOT_IDLE
-            self._busy = True
-            self._is_entering = False
-            return self._journal
         self._attention = _NOT_IDLE
+        self._number += 1
         self._busy = True
+        self._is_entering = False
         return self._journal
 
     def __exit__(self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
@@ -250,34 +251,49 @@ class CallGuard(CallDoor):
             self.require_own_process()
             if self._busy and _is_a_call_running():
                 raise _two_calls()
+            if self._is_read and self._reader != get_ident():
+                # It may be closing what was dropped.
+                with self._readers:
+                    pass
 
     def _look_closer(self) -> None:
         self.require_own_process()
         if self._reason is not None:
             raise CorruptedError(f"the manager is broken since an earlier call: {self._reason}")
-        if self._busy and _is_a_call_running():
-            raise _two_calls()
+        self.end_interrupted()
         if self._busy:
-            # An interrupt at the very beginning of `__exit__` kept it from doing anything.
-            self._journal.discard()
-            self._record_interrupted(None, True)
-            if self.is_broken:
-                self._busy = False
-                raise CorruptedError(f"the manager is broken: {self._reason}")
+            raise _two_calls()
         if self._is_read:
             self._wait_for_reader()
         self._is_entering = True
         self._busy = True
         try:
-            # Closing may run user code that drops further handles; what cannot be closed stays for the next call.
+            self._close_abandoned()
+        except BaseException:
+            self._is_entering = False
+            raise
+        finally:
+            self._busy = False
+
+    def end_interrupted(self) -> None:
+        """End the call whose `__exit__` was kept from doing anything by an interrupt at its very beginning, if there is one."""
+        number = self._number
+        if self._busy and not _is_a_call_running() and self._busy and self._number == number:
+            self._busy = False
+            self._journal.discard()
+            self._record_interrupted(None, True)
+            if self._reason is not None:
+                raise CorruptedError(f"the manager is broken: {self._reason}")
+
+    def _close_abandoned(self) -> None:
+        """Closing may run user code that drops further handles; what cannot be closed stays for the next call."""
+        try:
             while len(self._abandoned) > 0:
                 self._abandoned[0].close_abandoned()
                 del self._abandoned[0]
         except AssertionError as error:
-            self._is_entering = False
             raise self._fail(error) from error
         except BaseException as other:
-            self._is_entering = False
             interruption = _find_interruption(other)
             if interruption is not None:
                 self._record_interrupted(interruption, True)
@@ -285,7 +301,6 @@ class CallGuard(CallDoor):
         finally:
             if self._changes.num_begun > 0:
                 self._record_interruption()
-            self._busy = False
 
     def _wait_for_reader(self) -> None:
         """Block until no thread looks, and let no other one look."""
@@ -300,14 +315,17 @@ class CallGuard(CallDoor):
 
     @property
     def readers(self) -> Lock:
-        """The lock of those that only look. `CorruptedError` if the manager is broken, `LogicError` in a forked process."""
+        """The lock of those that only look. `CorruptedError` if the manager is broken, `LogicError` in a forked process, `BusyError`
+        where this thread has it already."""
         self.require_sound()
         if self._is_read and self._reader == get_ident() and self._readers.locked():
-            raise LogicError("a call began inside a call of the same thread that only looks (from an object's __del__, say)")
+            raise BusyError("a call began inside a call of the same thread that only looks (from an object's __del__, say)")
         return self._readers
 
     def begin_reading(self) -> CallRecords:
-        """With `readers` locked. `BusyError` while a call runs."""
+        """With `readers` locked. `BusyError` while a call runs; else what was dropped is closed first."""
+        # Before the look at `_attention`: another thread may take over at a call.
+        reader = get_ident()
         if self._attention != _IDLE:
             self.require_sound()
             if self._busy or self._is_entering:
@@ -315,9 +333,15 @@ class CallGuard(CallDoor):
                     "another thread is in a call on this manager, or this one is inside a callback: ask again later, or where the engine "
                     "calls the manager"
                 )
-        self._reader = get_ident()
         self._is_read = True
         self._attention = _NOT_IDLE
+        self._reader = reader
+        if len(self._abandoned) > 0:
+            try:
+                self._close_abandoned()
+            except BaseException:
+                self.end_reading()
+                raise
         return self._journal
 
     def end_reading(self) -> None:
@@ -398,9 +422,9 @@ class CallGuard(CallDoor):
         return self._reason is not None
 
     @property
-    def has_abandoned(self) -> bool:
-        """Whether handles were dropped whose work the next call does, and no call is running."""
-        return len(self._abandoned) > 0 and not self._busy
+    def num_abandoned(self) -> int:
+        """Handles that were dropped, and whose work the next call does."""
+        return len(self._abandoned)
 
     def add_abandoned(self, abandoned: Abandoned) -> None:
         """Called from a destructor, at any moment; only queues."""

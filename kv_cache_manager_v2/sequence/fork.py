@@ -109,6 +109,7 @@ def share_blocks(state: SequenceState, child: SequenceState) -> None:
     child.window_begins = state.window_begins[:]
     child.next_window_move = state.next_window_move
     child.scratch.is_enabled = state.scratch.is_enabled
+    child.scratch.is_new = state.scratch.is_new
     if state.counters is not None:
         child.counters = state.counters.make_fork()
     child.arrivals.points = state.arrivals.points[:]

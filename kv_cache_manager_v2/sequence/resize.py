@@ -219,6 +219,7 @@ def _cut_blocks(state: SequenceState, num_blocks: i64, mark: i64) -> None:
 def _move_scratch(state: SequenceState, capacity: i64, history: i64, mark: i64) -> None:
     """The old range is stale by now; blocks of the new one release their pages, surplus slots are freed."""
     scratch = state.scratch
+    scratch.is_new = False
     for life_cycle in range(state.shared.num_life_cycles):
         begin = scratch.compute_begin(life_cycle, history, capacity)
         end = scratch.compute_end(life_cycle, history, capacity)

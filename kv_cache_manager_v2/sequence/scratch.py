@@ -21,13 +21,15 @@ from .shared_state import UNBOUNDED, SharedState
 @final
 @mypyc_attr(native_class=True)
 class Scratch:
-    __slots__ = ("shared", "begins", "ends", "slots", "is_enabled", "num_blocks")
+    __slots__ = ("shared", "begins", "ends", "slots", "is_enabled", "is_new", "num_blocks")
 
     shared: Final[SharedState]
     begins: vec[i64]
     ends: vec[i64]
     slots: Final[list[list[int]]]
     is_enabled: bool
+    is_new: bool
+    """Switched on since the step began: it has pages for all its blocks, so the next one may begin anywhere in it."""
     num_blocks: i64
     """Scratch blocks in all life cycles together."""
 
@@ -37,6 +39,7 @@ class Scratch:
         self.ends = vec[i64]([0] * shared.num_life_cycles)
         self.slots = [[] for _ in shared.life_cycles]
         self.is_enabled = shared.scratch_is_configured
+        self.is_new = False
         self.num_blocks = 0
 
     def contains(self, life_cycle: i64, ordinal: i64) -> bool:

@@ -80,7 +80,7 @@ def _validate_state_rewind(state: SequenceState, capacity: i64) -> None:
 def _validate_scratch_step(state: SequenceState, capacity: i64, history: i64) -> None:
     """Scratch blocks of the last step are lost: the new step must begin after them."""
     least = max(state.history, state.capacity - state.shared.max_rewind_len)
-    if history != capacity and not least <= history <= state.capacity:
+    if not state.scratch.is_new and history != capacity and not least <= history <= state.capacity:
         raise ValueError(
             f"sequence {state.id}: with scratch reuse a step must begin where the last one ended: history_length {history} is "
             f"not from {least} to {state.capacity} (the old capacity; max_rewind_len before it, but not before the history)"

@@ -35,3 +35,6 @@ class StorageStatistics(Value):
     """Pages of a durable level that were read and are not what was written."""
     has_durable_failure: bool = False
     """The disk has refused the index of a durable level: what is published now is not found by the next process."""
+    dropped_handles: int = 0
+    """Sequences and plans that were dropped without `close`, and are not closed as another call is running: what they hold counts
+    as unavailable until the next call. The same in all pool groups."""

@@ -1,4 +1,4 @@
-"""However a forgotten handle dies, what it held is reclaimed at the next call, and the caller's own exception survives.
+"""However a forgotten handle dies, what it held is reclaimed by the next call that asks or acts, and the caller's own exception survives.
 
 With warnings as errors, in a garbage cycle, while an exception is on its way, interrupted, in another thread, at the
 interpreter's end. What a destructor cannot raise goes to `sys.unraisablehook`.
@@ -102,6 +102,64 @@ def test_every_kind_of_handle_in_one_cycle(filtered: str, unraisable: Unraisable
     for lease in manager.open_leases:
         lease.settle()
     check_all_is_back(manager)
+
+
+ASKED: dict[str, Callable[[KVCacheManager, KVCache], object]] = {
+    "get_storage_statistics": lambda manager, other: manager.get_storage_statistics(),
+    "get_statistics": lambda manager, other: manager.get_statistics(),
+    "get_iteration_statistics": lambda manager, other: manager.get_iteration_statistics(),
+    "probe_reuse": lambda manager, other: manager.probe_reuse(None, [1, 2, 3, 4, 5, 6]),
+    "check_invariants": lambda manager, other: manager.check_invariants(),
+    "describe": lambda manager, other: manager.describe(),
+    "find_refusal": lambda manager, other: other.find_refusal(250),
+    "find_refusal of several": lambda manager, other: manager.find_refusal([other], [250]),
+    "can_finish": lambda manager, other: manager.can_finish([other], [240]),
+    "a resize that is refused": lambda manager, other: other.resize(4 * NUM_SLOTS + 1),
+    "a resize of several that is refused": lambda manager, other: manager.resize_batch([other], [4 * NUM_SLOTS + 1]),
+    "resize": lambda manager, other: other.resize(250),
+    "a small resize": lambda manager, other: other.resize(other.capacity + 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_calls_that_ask_find_it_freed(name: str) -> None:
+    """The same answer, and the same decisions afterwards, as if the sequence had been closed."""
+    found: list[object] = []
+    for is_forgotten in (False, True):
+        with manager_of() as manager, manager.create_kv_cache(id=0) as other, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            sequence: KVCache | None = run_prompt(manager, [1, 2, 3, 4, 5, 6])
+            assert sequence is not None and sequence.resize(40)
+            assert other.resume() and other.resize(6)
+            if not is_forgotten:
+                sequence.close()
+            sequence = None
+            found.append((ASKED[name](manager, other), manager.state_digest()))
+    assert found[0] == found[1]
+
+
+def test_beside_a_running_call_it_is_counted_apart() -> None:
+    forgotten: list[KVCache] = []
+    told: list[int] = []
+
+    def callback(ordinal: int, life_cycle: object) -> int:
+        forgotten.clear()
+        # Asked from another thread, the call that is running answers at its end.
+        thread = threading.Thread(target=lambda: told.append(manager.get_storage_statistics()[0].dropped_handles))
+        threads.append(thread)
+        thread.start()
+        while thread.is_alive() and not manager._shared.guard._asked:
+            pass
+        return 35
+
+    threads: list[threading.Thread] = []
+    with manager_of() as manager, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        forgotten.append(run_prompt(manager, [1, 2, 3]))
+        with manager.create_kv_cache(custom_priority_callback=callback) as sequence:
+            assert sequence.resume() and sequence.resize(4)
+            threads[0].join()
+            assert told == [1] and manager.get_storage_statistics()[0].dropped_handles == 0
 
 
 def test_a_manager_and_its_sequences_in_one_cycle(filtered: str, unraisable: Unraisable) -> None:

@@ -38,7 +38,7 @@ ALERTS = EXAMPLES / "prometheus_alerts.yml"
 # Dashboards of others name them; a name here is never dropped or given another meaning.
 NAMES = {
     "kvcm_cache_usage_ratio", "kvcm_blocks", "kvcm_clean_copies", "kvcm_sequences", "kvcm_requests_total", "kvcm_suspends_total",
-    "kvcm_resumes_total",
+    "kvcm_resumes_total", "kvcm_dropped_handles",
     "kvcm_prefix_tokens_queried_total", "kvcm_prefix_tokens_hit_total", "kvcm_missed_tokens_total",
     "kvcm_allocated_blocks_total", "kvcm_reused_blocks_total", "kvcm_missed_blocks_total", "kvcm_generated_blocks_total",
     "kvcm_transfer_bytes_total", "kvcm_transfer_blocks_total", "kvcm_evicted_blocks_total", "kvcm_events_dropped_total",
@@ -59,6 +59,7 @@ SHARED |= {metric.name: (*metric.label_names, "le") for metric in [sample_shared
 # No failure that operators must be told of, or one that a rule about another metric tells of.
 NO_ALERT = {
     "kvcm_blocks", "kvcm_clean_copies", "kvcm_sequences", "kvcm_resumes_total", "kvcm_missed_tokens_total", "kvcm_restored_pages",
+    "kvcm_dropped_handles",
     "kvcm_allocated_blocks_total", "kvcm_reused_blocks_total", "kvcm_missed_blocks_total", "kvcm_generated_blocks_total",
     "kvcm_transfer_blocks_total", "kvcm_events_published_total", "kvcm_block_lifetime_seconds",
     "kvcm_block_reuse_gap_seconds", "kvcm_block_idle_before_evict_seconds",

@@ -8,12 +8,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 from pathlib import Path
 from random import Random
+from types import GetSetDescriptorType
 from typing import Any
 
 import pytest
-from kv_cache_manager_v2 import BusyError, HostDevice, KVCacheManager, LogicError
+from kv_cache_manager_v2 import BusyError, HostDevice, KVCache, KVCacheManager, LogicError
 from kv_cache_manager_v2.testing.journal_rerun import rerun
 from small_models import config_of, manager_of, run_prompt
 
@@ -98,6 +100,39 @@ def test_looking_from_other_threads_changes_nothing(tmp_path: Path) -> None:
             manager.check_invariants()
     # The probes are among what was recorded, each between two calls.
     assert rerun(journal, HostDevice()).num_calls > 10 * NUM_REQUESTS
+
+
+def list_facts(handle: type) -> list[str]:
+    return [name for name in dir(handle) if name[0] != "_" and isinstance(getattr(handle, name), (property, GetSetDescriptorType))]
+
+
+def test_calls_that_look_see_no_half_call() -> None:
+    """Each fact and each call that looks answers, or says that a call runs; none takes what it sees for a corrupted manager."""
+    looks: dict[str, Callable[[KVCacheManager], object]] = {name: attrgetter(name) for name in list_facts(KVCacheManager)}
+    looks["facts of sequences"] = lambda manager: [
+        [getattr(sequence, name) for name in list_facts(KVCache)] for sequence in manager.open_kv_caches
+    ]
+    looks["check_invariants"] = KVCacheManager.check_invariants
+    looks["describe"] = KVCacheManager.describe
+    looks["state_digest"] = KVCacheManager.state_digest
+    looks["get_quota"] = lambda manager: manager.get_quota(0)
+    looks["clamp"] = lambda manager: manager.clamp_max_seq_len_for_mem(2, 100)
+    num_answers = dict.fromkeys(looks, 0)
+
+    def look_everywhere(manager: KVCacheManager) -> None:
+        for name, ask in looks.items():
+            try:
+                ask(manager)
+                num_answers[name] += 1
+            except LogicError as error:
+                assert "another call" in str(error) or "another thread" in str(error) or "close()" in str(error), name
+
+    with threads_take_turns_often(), manager_of([None, 8], num_slots=24) as manager:
+        expected = serve(manager)
+    with threads_take_turns_often(), manager_of([None, 8], num_slots=24) as manager:
+        assert serve_watched(manager, [look_everywhere, look_everywhere]) == expected
+        manager.check_invariants()
+    assert 0 not in num_answers.values()
 
 
 def test_scrapes_come_from_other_threads() -> None:

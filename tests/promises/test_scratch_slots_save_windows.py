@@ -209,6 +209,31 @@ def test_switch_per_sequence() -> None:
                 kv_cache.enable_swa_scratch_reuse = True
 
 
+@pytest.mark.parametrize("max_rewind_len", [0, 2])
+@pytest.mark.parametrize("history", range(13))
+def test_after_the_switch_the_next_step_is_possible(history: int, max_rewind_len: int) -> None:
+    """From every place in a step without scratch blocks, which a window of 8 tokens has up to 10; also after a fork and a suspension."""
+    scratch = SwaScratchReuseConfig(max_rewind_len)
+    for capacity in range(history, 13):
+        with KVCacheManager(config_of([8], swa_scratch_reuse=scratch), device=HostDevice()) as manager, manager.create_kv_cache() as first:
+            first.enable_swa_scratch_reuse = False
+            assert first.resume() and first.resize(capacity, history)
+            try:
+                first.enable_swa_scratch_reuse = True
+            except ValueError:
+                assert capacity - history >= 11 - max_rewind_len, "a step of 11 tokens is the first with a block that is stale after it"
+                continue
+            for next_history in range(history, capacity + 1):
+                for next_capacity in range(next_history, capacity + 16):
+                    with first.fork() as step:
+                        step.suspend()
+                        assert step.resume() and step.resize(next_capacity, next_history)
+                        if next_capacity != capacity and next_history < next_capacity - max_rewind_len:
+                            with pytest.raises(ValueError, match="never shrinks|must begin where the last one ended"):
+                                step.resize(next_capacity + 1, next_capacity - max_rewind_len - 1)
+                        manager.check_invariants()
+
+
 def test_mode_is_required_where_scratch_is_configured() -> None:
     with KVCacheManager(config_of([8], swa_scratch_reuse=SwaScratchReuseConfig()), device=HostDevice()) as manager:
         with pytest.raises(ValueError):

@@ -168,10 +168,6 @@ class KVCacheManager(EngineQueries):
 
     def probe_reuse(self, reuse_scope: object = None, input_tokens: Any = None) -> int:
         """How many leading tokens could be reused now; holds nothing. Plans that were forgotten are carried out first."""
-        guard = self._core._shared.guard
-        if guard.has_abandoned:
-            with guard:
-                pass
         tokens = self._names.to_plain_tokens(input_tokens) if has_items(input_tokens) else input_tokens
         return self._core.probe_reuse(to_core_scope(reuse_scope), tokens)
 

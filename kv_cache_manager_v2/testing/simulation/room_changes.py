@@ -48,8 +48,6 @@ def toggle_scratch(run: RunState, sequence: SimulatedSequence) -> None:
         return
     wanted = not sequence.model.uses_scratch
     scratch_reuse = run.scenario.config.swa_scratch_reuse
-    if wanted and scratch_reuse is not None and sequence.model.capacity - scratch_reuse.max_rewind_len > len(sequence.text):
-        return  # the next step could not begin at the end of the tokens
     is_possible = scratch_reuse is not None and run.model.may_toggle_scratch(sequence.model)
     dump = run.manager.describe()
     # Through Any, as a user's code does: mypyc passes a bool wrongly to a setter that is declared wider.

@@ -162,15 +162,55 @@ def test_calls_inside_a_look_of_the_same_thread_are_refused() -> None:
     assert guard.is_idle
 
 
-def test_a_look_leaves_what_was_dropped_to_the_next_call() -> None:
+def test_a_look_closes_what_was_dropped() -> None:
+    """Not one that finds a call running, nor one whose closing fails; that stays for the next call."""
     guard = CallGuard(ChangeCount(), CallRecords())
-    dropped = Dropped(None)
-    guard.add_abandoned(dropped)
-    with guard.readers, Reading(guard):
+    dropped = Dropped(OSError("a callback's"))
+    with guard:
+        guard.add_abandoned(dropped)
+        with pytest.raises(BusyError), guard.readers, Reading(guard):
+            pass
+        assert guard.num_abandoned == 1
+    with pytest.raises(OSError, match="a callback's"), guard.readers, Reading(guard):
         pass
-    assert dropped.num_closed == 0 and not guard.is_idle
+    assert guard.num_abandoned == 1 and not guard.readers.locked()
+    with guard.readers, Reading(guard):
+        assert dropped.num_closed == 1 and guard.num_abandoned == 0
     with guard:
         assert dropped.num_closed == 1
+    assert guard.is_idle
+
+
+def test_a_call_and_a_handle_without_door_wait_for_a_look_that_closes() -> None:
+    guard = CallGuard(ChangeCount(), CallRecords())
+    order: list[str] = []
+    is_closing, goes_on = threading.Event(), threading.Event()
+
+    class Slow(Abandoned):
+        def close_abandoned(self) -> None:
+            is_closing.set()
+            assert goes_on.wait(60)
+            order.append("closed")
+
+    def look() -> None:
+        with guard.readers, Reading(guard):
+            pass
+
+    def ask() -> None:
+        guard.require_idle()
+        order.append("asked")
+
+    guard.add_abandoned(Slow())
+    threads = [threading.Thread(target=look), threading.Thread(target=ask)]
+    threads[0].start()
+    assert is_closing.wait(60)
+    threads[1].start()
+    goes_on.set()
+    with guard:
+        order.append("call")
+    for thread in threads:
+        thread.join()
+    assert order[0] == "closed" and len(order) == 3
 
 
 def test_a_handle_that_is_dropped_after_a_call_hinders_no_look() -> None:

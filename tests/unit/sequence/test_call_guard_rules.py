@@ -50,6 +50,8 @@ class Guarded:
         self.num_published = 0
         self.num_checked = 0
         self.is_read = False
+        self.has_closed = False
+        """A look may have closed something since the last call."""
 
     # -- what is done -----------------------------------------------------------------------------------------------------
 
@@ -75,7 +77,7 @@ class Guarded:
         raised: BaseException | None = None
         try:
             with self.guard:
-                assert reason is None and not self.guard.is_idle and not self.guard.has_abandoned
+                assert reason is None and not self.guard.is_idle and self.guard.num_abandoned == 0
                 self._act(body)
         except (Exception, KeyboardInterrupt) as error:
             raised = error
@@ -109,12 +111,13 @@ class Guarded:
 
     def look(self) -> None:
         body = self.random.choice(("nothing", "nothing", "error", "interrupt", "theirs", "ours"))
+        self.checker.fails = self.random.random() < 0.1
         if body == "ours" and self.random.random() < 0.8:
             body = "nothing"
         kinds = {"error": RuntimeError, "interrupt": KeyboardInterrupt, "theirs": AssertionError, "ours": CorruptedError}
-        expected = CorruptedError if self.reason is not None else kinds.get(body)
-        if self.reason is None:
-            self.is_read = False
+        expected = CorruptedError if self.reason is not None else self._close()
+        if expected is None:
+            expected = kinds.get(body)
             if body == "ours":
                 self.reason = "a page is lost"
         raised: BaseException | None = None
@@ -127,7 +130,7 @@ class Guarded:
         assert (None if raised is None else type(raised)) is expected, (body, raised)
 
     def begin_a_look_and_be_interrupted(self) -> None:
-        if self.reason is None:
+        if self.reason is None and not self.dropped:
             with self.guard.readers:
                 self.guard.begin_reading()
             self.is_read = True
@@ -136,9 +139,11 @@ class Guarded:
 
     def _enter(self) -> type[BaseException] | None:
         """What keeps a call from beginning: a broken manager, or a handle that cannot be closed."""
-        if self.reason is not None:
-            return CorruptedError
+        return CorruptedError if self.reason is not None else self._close()
+
+    def _close(self) -> type[BaseException] | None:
         self.is_read = False
+        self.has_closed = True
         while self.dropped:
             error = self.dropped[0].error
             if error is not None:
@@ -180,14 +185,16 @@ class Guarded:
         guard = self.guard
         assert guard.is_broken is (self.reason is not None)
         assert (guard.broken_reason or "").startswith(self.reason or "") and (guard.broken_reason is None) is (self.reason is None)
-        assert guard.has_abandoned is (len(self.dropped) > 0)
+        assert guard.num_abandoned == len(self.dropped)
         assert self.publisher.number == self.num_published
         assert self.checker.number == self.num_checked
         assert self.changes.num_begun == 0
         self.asked = [lock for lock in self.asked if lock.locked()]
         owes = guard.order is not None and self.order.owes
         assert not owes
-        assert guard.is_idle is (self.reason is None and not self.dropped and not self.asked and not self.is_read)
+        if guard.is_idle is not (self.reason is None and not self.dropped and not self.asked and not self.is_read):
+            # A look that has closed what was dropped leaves a closer look to the next call.
+            assert not guard.is_idle and self.has_closed
         if self.reason is None:
             assert not guard.readers.locked()
         else:
