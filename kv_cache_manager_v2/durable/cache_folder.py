@@ -28,7 +28,8 @@ from ..device.file_port import FilePort
 from .folder_lock import name_holder, take_lock
 from .folder_parts import PART_NAME, FolderParts, replace_file
 from .index_files import load_state, number_of
-from .index_state import IndexSnapshot, IndexState
+from .index_snapshot import IndexSnapshot
+from .index_state import IndexState
 from .record_format import MAGIC, frame
 from .snapshot_file import SnapshotFile
 

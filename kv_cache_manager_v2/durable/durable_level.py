@@ -20,13 +20,16 @@ from ..base.package_log import PackageLog
 from ..device.slot_watch import SlotTicket, SlotWatch
 from .cache_folder import CacheFolder
 from .index_writer import PAGE_RECORD, RECORD, IndexWriter
-from .index_state import IndexSnapshot, IndexState
+from .index_snapshot import IndexSnapshot
+from .index_state import IndexState
 from .live_nodes import LiveNodes
 from .node_batch import WHOLE, NodeBatch
-from .record_format import encode_clear_all, encode_clear_scope, encode_free, encode_page, encode_weights
+from .record_format import encode_clear_all, encode_clear_scope, encode_free, encode_order, encode_page, encode_weights
 from .write_batch import NO_POSITION, WriteBatch
 
 UNKNOWN: Final = 0
+_ORDER_WORDS: Final = 3 * 4096
+"""In one record."""
 
 _logger: Final = PackageLog("kv_cache_manager_v2")
 
@@ -229,6 +232,11 @@ class DurableLevel:
 
     def record_weights(self, weights: bytes) -> None:
         self.writer.put(RECORD, encode_weights(weights))
+
+    def record_order(self, pool_group: i64, words: list[int]) -> None:
+        """Slot, generation and description of pages of that pool group. A slot without a recorded page counts for nothing."""
+        for begin in range(0, len(words), _ORDER_WORDS):
+            self.writer.put(RECORD, encode_order(pool_group, words[begin : begin + _ORDER_WORDS]))
 
     def record_root(self, record: bytes) -> None:
         """As `record_node`, with the whole record."""

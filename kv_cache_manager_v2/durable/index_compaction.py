@@ -20,10 +20,10 @@ from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.package_log import PackageLog
-from ..device.file_bytes import read_range
 from .cache_folder import CacheFolder
-from .index_state import IndexSnapshot, IndexState
-from .record_format import MAGIC, BadRecordError, split_frames
+from .index_files import IndexFile
+from .index_snapshot import IndexSnapshot
+from .index_state import IndexState
 from .snapshot_choice import SnapshotChoice
 from .snapshot_file import SnapshotFile
 
@@ -38,19 +38,15 @@ _STEP_BYTES: Final = 1 << 16
 class IndexCompaction:
     """Made right after `CacheFolder.begin_log`. ``live``: the numbers of the blocks in the tree."""
 
-    __slots__ = ("_folder", "_live", "_names", "_state", "_file", "_file_bytes", "_offset", "_unread", "_choice", "_snapshot", "_target")
+    __slots__ = ("_folder", "_live", "_names", "_state", "_file", "_choice", "_snapshot", "_target")
 
     _folder: Final[CacheFolder]
     _live: vec[i64]
     _names: Final[list[str]]
     """To be read, the next one last."""
     _state: IndexState
-    _file: int
-    """That is being read, or -1."""
-    _file_bytes: int
-    _offset: int
-    _unread: bytes
-    """The beginning of a frame whose end was not read yet."""
+    _file: IndexFile | None
+    """That is being read."""
     _choice: SnapshotChoice | None
     _snapshot: IndexSnapshot | None
     _target: SnapshotFile | None
@@ -61,20 +57,17 @@ class IndexCompaction:
         self._names = folder.list_older()
         self._names.reverse()
         self._state = IndexState()
-        self._file = -1
-        self._file_bytes = 0
-        self._offset = 0
-        self._unread = b""
+        self._file = None
         self._choice = None
         self._snapshot = None
         self._target = None
 
     def step(self) -> bool:
         """Some of the work, a millisecond or so; False once all of it is done. `OSError`, `BadRecordError`: to be abandoned."""
-        if self._file >= 0:
-            self._read()
+        if self._file is not None:
+            self._read(self._file)
         elif len(self._names) > 0:
-            self._open(self._names.pop())
+            self._file = IndexFile(self._folder.files, os.path.join(self._folder.path, self._names.pop()))
         elif self._snapshot is None:
             self._choose()
         else:
@@ -93,36 +86,19 @@ class IndexCompaction:
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    def _open(self, name: str) -> None:
-        files = self._folder.files
-        self._file = files.open_named(os.path.join(self._folder.path, name), False)
-        self._file_bytes = files.length(self._file)
-        self._offset = len(MAGIC)
-        self._unread = b""
-        if read_range(files, self._file, 0, len(MAGIC)) != MAGIC:
-            raise BadRecordError(f"{name} does not begin like an index")
-
-    def _read(self) -> None:
-        if self._offset >= self._file_bytes:
-            if len(self._unread) > 0:
-                raise BadRecordError("a file of the index ends inside a record, or is damaged")
+    def _read(self, file: IndexFile) -> None:
+        frames = file.read(_STEP_BYTES)
+        if frames is None:
             self._close()
             return
-        data = read_range(self._folder.files, self._file, self._offset, min(_STEP_BYTES, self._file_bytes - self._offset))
-        if len(data) == 0:
-            raise BadRecordError("a file of the index became shorter")
-        self._offset += len(data)
-        data = self._unread + data
-        frames, num_bytes_left = split_frames(data)
         for records in frames:
             self._state.apply(records)
-        self._unread = data[len(data) - num_bytes_left :]
 
     def _close(self) -> None:
         file = self._file
-        self._file = -1
-        if file >= 0:
-            self._folder.files.close_file(file)
+        self._file = None
+        if file is not None:
+            file.close()
 
     # -- writing ------------------------------------------------------------------------------------------------------
 

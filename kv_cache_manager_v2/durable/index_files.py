@@ -1,13 +1,17 @@
 """The files of a durable level's index, read: the newest whole snapshot, and then all logs from its number on."""
 
 import os
-from typing import Final
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
 
 from ..base.package_log import PackageLog
-from ..device.file_bytes import read_file
+from ..device.file_bytes import read_range
 from ..device.file_port import FilePort
 from .index_state import IndexState
 from .record_format import MAGIC, BadRecordError, split_frames
+
+_READ_BYTES: Final = 1 << 20
 
 _logger: Final = PackageLog("kv_cache_manager_v2")
 
@@ -40,22 +44,67 @@ def load_state(files: FilePort, folder: str, names: list[str]) -> tuple[IndexSta
 
 
 def _read_into(files: FilePort, path: str, state: IndexState) -> None:
-    file = files.open_named(path, False)
+    file = IndexFile(files, path)
     try:
-        data = read_file(files, file)
+        frames = file.read(_READ_BYTES)
+        while frames is not None:
+            for records in frames:
+                state.apply(records)
+            frames = file.read(_READ_BYTES)
+    except BadRecordError as error:
+        _logger.warning("%s: %s; what comes after that is not used", path, error)
     finally:
-        files.close_file(file)
-    if data[: len(MAGIC)] != MAGIC:
-        if len(data) > 0:
-            _logger.warning("%s does not begin like an index: nothing of it is used", path)
-        return
-    frames, num_bytes_left = split_frames(data[len(MAGIC) :])
-    for records in frames:
-        try:
-            state.apply(records)
-        except BadRecordError as error:
-            _logger.warning("%s: %s; what comes after that is not used", path, error)
-            return
-    if num_bytes_left > 0:
-        _logger.warning("%s ends inside a record, or is damaged: its last %d bytes are not used", path, num_bytes_left)
+        file.close()
 
+
+@final
+@mypyc_attr(native_class=True)
+class IndexFile:
+    """A log or a snapshot that is read piece by piece; `close` it."""
+
+    __slots__ = ("_files", "_file", "_num_bytes", "_offset", "_unread", "_is_torn")
+
+    _files: Final[FilePort]
+    _file: int
+    _num_bytes: Final[int]
+    _offset: int
+    _unread: bytes
+    """The beginning of a frame whose end was not read yet."""
+    _is_torn: bool
+
+    def __init__(self, files: FilePort, path: str) -> None:
+        self._files = files
+        self._file = files.open_named(path, False)
+        self._num_bytes = files.length(self._file)
+        self._offset = 0
+        self._unread = b""
+        self._is_torn = False
+
+    def read(self, num_bytes: int) -> list[bytes] | None:
+        """The records of the frames that end in the next so many bytes; None behind the last one. `BadRecordError` where it is damaged."""
+        if self._is_torn:
+            raise BadRecordError(
+                f"it ends inside a record, or is damaged, {self._num_bytes - self._offset + len(self._unread)} bytes before its end"
+            )
+        if self._offset >= self._num_bytes:
+            return None
+        data = read_range(self._files, self._file, self._offset, min(num_bytes, self._num_bytes - self._offset))
+        if len(data) == 0:
+            raise BadRecordError("it became shorter")
+        is_first = self._offset == 0
+        self._offset += len(data)
+        if is_first:
+            if data[: len(MAGIC)] != MAGIC:
+                raise BadRecordError("it does not begin like an index")
+            data = data[len(MAGIC) :]
+        data = self._unread + data
+        frames, num_left, self._is_torn = split_frames(data, self._num_bytes - self._offset)
+        self._unread = data[len(data) - num_left :]
+        return frames
+
+    def close(self) -> None:
+        """Twice is fine."""
+        file = self._file
+        self._file = -1
+        if file >= 0:
+            self._files.close_file(file)

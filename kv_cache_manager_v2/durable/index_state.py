@@ -1,7 +1,7 @@
 """The state that the records of an index make, taken in order: nodes and pages in columns, a million of each without an object for any.
 
-Nodes and pages are numbered in the order in which their records come (*ordinals*); the records stay where they are, in the frames that
-were read, and a column says where. What is forgotten again keeps its ordinal.
+Nodes and pages are numbered in the order in which their records come (*ordinals*). What is forgotten again keeps its ordinal. The tokens
+of the nodes of a frame lie behind each other: where they are blocks below each other the tree takes them as they are.
 
 Laws: a node that is there comes after its parent, which is there too, and its number is below ``next_node``; a page that is there belongs
 to a node that is there.
@@ -24,17 +24,17 @@ from .record_format import (
     FREE,
     MIXED,
     NODE,
+    ORDER,
     PACKED,
     PAGE,
     ROOT,
     WEIGHTS,
     BadRecordError,
     decode_scope,
-    encode_end,
     encode_node,
+    encode_order,
     encode_page,
     encode_root,
-    encode_weights,
 )
 
 
@@ -76,15 +76,19 @@ class SlotTable:
             self._pages = pages
         pages[slot] = page
 
+    def find(self, slot: i64) -> i64:
+        """The page of the slot, or NO_PAGE."""
+        page: i64 = self._pages[slot] if slot < len(self._pages) else NO_PAGE
+        if page == NO_PAGE and len(self._far) > 0:
+            page = self._far.get(int(slot), NO_PAGE)
+        return page
+
     def take(self, slot: i64) -> i64:
         """The page of the slot, which is free from now on; NO_PAGE if it was."""
-        pages = self._pages
-        page: i64 = NO_PAGE
-        if slot < len(pages):
-            page = pages[slot]
-            pages[slot] = NO_PAGE
-        if page == NO_PAGE and len(self._far) > 0:
-            page = self._far.pop(int(slot), NO_PAGE)
+        page = self.find(slot)
+        if slot < len(self._pages):
+            self._pages[slot] = NO_PAGE
+        self._far.pop(int(slot), None)
         return page
 
 
@@ -111,6 +115,7 @@ _AT_POOL_GROUP: Final = 27
 _AT_COUNT: Final = 29
 _AT_CHECKSUMS: Final = 33
 _FREE_BYTES: Final = 11
+_ORDER_BYTES: Final = 7
 _END_BYTES: Final = 17
 _HEAD_BYTES: Final = 5
 """Bytes of CLEAR and WEIGHTS before their contents."""
@@ -161,8 +166,9 @@ class IndexState:
     """See the module. ``weights``: what policies had learned last; empty where nothing is known."""
 
     __slots__ = (
-        "parents", "page_nodes", "scopes", "next_node", "next_generation", "is_whole", "weights", "_pieces", "_numbers", "_node_places",
-        "_num_ascending", "_other_numbers", "_page_places", "_slot_tables",
+        "parents", "page_nodes", "scopes", "next_node", "next_generation", "is_whole", "weights", "_tokens", "_new_tokens",
+        "_num_new_bytes", "_numbers", "_node_places", "_node_sizes", "_num_ascending", "_other_numbers", "_descriptions", "_generations",
+        "_slots", "_kinds", "_checksums", "_first_checksums", "_slot_tables",
     )  # fmt: skip
 
     parents: vec[i64]
@@ -176,15 +182,29 @@ class IndexState:
     is_whole: bool
     """Whether an END has come."""
     weights: bytes
-    _pieces: Final[list[bytes]]
+    _tokens: Final[list[bytes]]
+    """By frame."""
+    _new_tokens: list[bytes]
+    """Of the frame whose records are being applied."""
+    _num_new_bytes: i64
     _numbers: vec[i64]
     _node_places: vec[i64]
-    """Piece (upper half) and position of each node's record."""
+    """By node: the frame that its tokens came in (upper half), and where they begin in the tokens of that."""
+    _node_sizes: vec[i64]
+    """By node: form (bit 0) | bytes of its tokens."""
     _num_ascending: i64
     """So many nodes, from the first one on, have ascending numbers."""
     _other_numbers: Final[dict[int, int]]
     """Ordinals of the nodes behind those whose numbers ascend; few have such numbers, if any."""
-    _page_places: vec[i64]
+    _descriptions: Final[dict[int, int]]
+    """By page that has one."""
+    _generations: vec[i64]
+    _slots: vec[i64]
+    _kinds: vec[i64]
+    """By page: life cycle (bits 0-15) | pool group (16-31) | number of checksums (32-62)."""
+    _checksums: vec[i64]
+    _first_checksums: vec[i64]
+    """By page: where its checksums begin."""
     _slot_tables: Final[list[SlotTable]]
     """By pool group, as far as records name any."""
 
@@ -196,12 +216,20 @@ class IndexState:
         self.next_generation = 1
         self.is_whole = False
         self.weights = b""
-        self._pieces = []
+        self._tokens = []
+        self._new_tokens = []
+        self._num_new_bytes = 0
         self._numbers = vec[i64]()
         self._node_places = vec[i64]()
+        self._node_sizes = vec[i64]()
         self._num_ascending = 0
         self._other_numbers = {}
-        self._page_places = vec[i64]()
+        self._descriptions = {}
+        self._generations = vec[i64]()
+        self._slots = vec[i64]()
+        self._kinds = vec[i64]()
+        self._checksums = vec[i64]()
+        self._first_checksums = vec[i64]()
         self._slot_tables = []
 
     # -- what is there ------------------------------------------------------------------------------------------------
@@ -215,47 +243,55 @@ class IndexState:
         return self._numbers[node]
 
     def tokens_of(self, node: i64) -> bytes:
-        place = self._node_places[node]
-        piece = self._pieces[place >> 32]
-        begin = (place & _HALF_MASK) + _AT_TOKENS
-        return piece[begin : begin + i64(read_i32_le(piece, begin - _AT_TOKENS + _AT_LENGTH))]
+        begin = self.begin_of(node)
+        return self.tokens_beside(node)[begin : begin + self.count_bytes(node)]
+
+    def tokens_beside(self, node: i64) -> bytes:
+        """The tokens of all nodes that came in one frame with this one; its own are from `begin_of` on."""
+        return self._tokens[self._node_places[node] >> 32]
+
+    def begin_of(self, node: i64) -> i64:
+        return self._node_places[node] & _HALF_MASK
+
+    def follows(self, node: i64, before: i64) -> bool:
+        """Whether the node's tokens are in memory right behind those of the one before it."""
+        return self._node_places[node] == self._node_places[before] + self.count_bytes(before)
+
+    def count_bytes(self, node: i64) -> i64:
+        return self._node_sizes[node] >> 1
 
     def is_mixed(self, node: i64) -> bool:
-        place = self._node_places[node]
-        piece = self._pieces[place >> 32]
-        return piece[(place & _HALF_MASK) + _AT_FORM] == MIXED
+        return self._node_sizes[node] & 1 == MIXED
 
-    def list_pages(self) -> list[int]:
-        """Ordinals of the pages that are there, in the order in which they were written."""
-        return [page for page, node in enumerate(self.page_nodes) if node != IS_GONE]
+    def list_pages(self) -> vec[i64]:
+        """Ordinals of the pages that are there, in the order of their records."""
+        pages = vec[i64]()
+        for page in range(len(self.page_nodes)):
+            if self.page_nodes[page] != IS_GONE:
+                pages = append(pages, page)
+        return pages
 
     def generation_of(self, page: i64) -> i64:
-        return self._page_field(page, _AT_GENERATION)
+        return self._generations[page]
 
     def slot_of(self, page: i64) -> i64:
-        return self._page_field(page, _AT_SLOT)
+        return self._slots[page]
 
-    def _page_field(self, page: i64, offset: i64) -> i64:
-        place = self._page_places[page]
-        return read_i64_le(self._pieces[place >> 32], (place & _HALF_MASK) + offset)
+    def description_of(self, page: i64) -> i64:
+        """What the policy has said of the page, as the record has it; 0 for nothing."""
+        return self._descriptions.get(int(page), 0)
 
     def life_cycle_of(self, page: i64) -> i64:
-        return self._short_page_field(page, _AT_LIFE_CYCLE)
+        return self._kinds[page] & _SHORT_MASK
 
     def pool_group_of(self, page: i64) -> i64:
-        return self._short_page_field(page, _AT_POOL_GROUP)
-
-    def _short_page_field(self, page: i64, offset: i64) -> i64:
-        place = self._page_places[page]
-        return i64(read_i16_le(self._pieces[place >> 32], (place & _HALF_MASK) + offset)) & _SHORT_MASK
+        return self._kinds[page] >> 16 & _SHORT_MASK
 
     def count_checksums(self, page: i64) -> i64:
-        place = self._page_places[page]
-        return i64(read_i32_le(self._pieces[place >> 32], (place & _HALF_MASK) + _AT_COUNT))
+        return self._kinds[page] >> 32
 
     def checksum_of(self, page: i64, chunk: i64) -> i64:
-        place = self._page_places[page]
-        return read_i64_le(self._pieces[place >> 32], (place & _HALF_MASK) + _AT_CHECKSUMS + 8 * chunk)
+        return self._checksums[self._first_checksums[page] + chunk]
 
     @property
     def nodes(self) -> dict[int, StoredNode]:
@@ -283,44 +319,32 @@ class IndexState:
             found[(int(self.pool_group_of(page)), int(self.slot_of(page)))] = stored
         return found
 
-    def encode(self) -> list[bytes]:
-        """The records of a snapshot, in pieces of a frame each: nodes first."""
-        nodes = vec[i64]([node for node in range(self.num_nodes) if self.parents[node] != IS_GONE])
-        pages = vec[i64](self.list_pages())
-        return list_pieces(IndexSnapshot(self, nodes, self.parents, pages, self.page_nodes, self.next_generation))
-
     def node_record(self, node: i64, parent: i64) -> bytes:
         """With another parent than it was read with, perhaps."""
         if parent < 0:
             lora_id, salt = self.scopes[int(node)]
             return encode_root(self._numbers[node], lora_id, salt)
-        place = self._node_places[node]
-        piece = self._pieces[place >> 32]
-        begin = place & _HALF_MASK
-        number = self._numbers[parent]
-        if read_i64_le(piece, begin + _AT_PARENT) == number:
-            return piece[begin : begin + _AT_TOKENS + i64(read_i32_le(piece, begin + _AT_LENGTH))]
-        return encode_node(self._numbers[node], number, self.tokens_of(node), MIXED if self.is_mixed(node) else PACKED)
+        form = MIXED if self.is_mixed(node) else PACKED
+        return encode_node(self._numbers[node], self._numbers[parent], self.tokens_of(node), form)
 
     def page_record(self, page: i64, node: i64, has_checksums: bool) -> bytes:
         """The record of the page, perhaps of another node than it was read with."""
-        place = self._page_places[page]
-        piece = self._pieces[place >> 32]
-        begin = place & _HALF_MASK
-        number = self._numbers[node]
-        count = i64(read_i32_le(piece, begin + _AT_COUNT))
-        if has_checksums and read_i64_le(piece, begin + _AT_NODE) == number:
-            return piece[begin : begin + _AT_CHECKSUMS + 8 * count]
-        checksums = [int(self.checksum_of(page, chunk)) if has_checksums else 0 for chunk in range(count)]
+        checksums = [int(self.checksum_of(page, chunk)) if has_checksums else 0 for chunk in range(self.count_checksums(page))]
         return encode_page(
-            number, self.generation_of(page), self.slot_of(page), self.life_cycle_of(page), self.pool_group_of(page), checksums
+            self._numbers[node], self.generation_of(page), self.slot_of(page), self.life_cycle_of(page), self.pool_group_of(page), checksums
         )
+
+    def order_record(self, page: i64) -> bytes:
+        """Empty for a page that is not described."""
+        description = self.description_of(page)
+        if description == 0:
+            return b""
+        return encode_order(self.pool_group_of(page), [int(self.slot_of(page)), int(self.generation_of(page)), int(description)])
 
     # -- records ------------------------------------------------------------------------------------------------------
 
     def apply(self, records: bytes) -> None:
         """`BadRecordError` where they are not records; what came before them in ``records`` counts."""
-        self._pieces.append(records)
         end: i64 = len(records)
         position: i64 = 0
         try:
@@ -334,6 +358,10 @@ class IndexState:
                     position = self._apply_other(kind, records, position, end)
         except (struct.error, IndexError) as error:
             raise BadRecordError(f"a record cannot be read: {error}") from error
+        finally:
+            self._tokens.append(b"".join(self._new_tokens))
+            self._new_tokens = []
+            self._num_new_bytes = 0
 
     def _apply_node(self, records: bytes, position: i64, end: i64) -> i64:
         _require_bytes(position + _AT_TOKENS, end)
@@ -342,12 +370,15 @@ class IndexState:
         form: i64 = records[position + _AT_FORM]
         if form != PACKED and form != MIXED or num_bytes == 0:
             raise BadRecordError(f"a node without tokens, or of form {form}")
-        _require_bytes(position + _AT_TOKENS + num_bytes, end)
+        begin = position + _AT_TOKENS
+        _require_bytes(begin + num_bytes, end)
         parent = self.find(read_i64_le(records, position + _AT_PARENT))
-        self._add_node(number, parent if parent != NO_ORDINAL else IS_GONE, position)
-        return position + _AT_TOKENS + num_bytes
+        if self._add_node(number, parent if parent != NO_ORDINAL else IS_GONE, num_bytes << 1 | form) != NO_ORDINAL:
+            self._new_tokens.append(records[begin : begin + num_bytes])
+            self._num_new_bytes += num_bytes
+        return begin + num_bytes
 
-    def _add_node(self, number: i64, parent: i64, position: i64) -> i64:
+    def _add_node(self, number: i64, parent: i64, size: i64) -> i64:
         """The ordinal; NO_ORDINAL for a node whose parent is not there."""
         if not 0 < number < _MOST_NUMBERS:
             raise BadRecordError(f"a node with the number {number}")
@@ -364,12 +395,10 @@ class IndexState:
             self._other_numbers[int(number)] = int(ordinal)
         self._numbers = append(self._numbers, number)
         self.parents = append(self.parents, parent)
-        self._node_places = append(self._node_places, self._place(position))
+        frame: i64 = len(self._tokens)
+        self._node_places = append(self._node_places, frame << 32 | self._num_new_bytes)
+        self._node_sizes = append(self._node_sizes, size)
         return ordinal
-
-    def _place(self, position: i64) -> i64:
-        piece: i64 = len(self._pieces) - 1
-        return piece << 32 | position
 
     def find(self, number: i64) -> i64:
         """The ordinal of the node with that number that is there, or NO_ORDINAL."""
@@ -410,8 +439,7 @@ class IndexState:
         if not 0 <= slot < _MOST_SLOTS:
             raise BadRecordError(f"a page in slot {slot}")
         generation = read_i64_le(records, position + _AT_GENERATION)
-        if not 0 <= generation < _MOST_NUMBERS:
-            raise BadRecordError(f"a page of generation {generation}")
+        self._note_generation(generation)
         pool_group: i64 = i64(read_i16_le(records, position + _AT_POOL_GROUP)) & _SHORT_MASK
         # What lay there is gone, and a page that is written anew comes last.
         self._free_slot(slot, pool_group)
@@ -422,10 +450,41 @@ class IndexState:
                 tables.append(SlotTable())
             tables[pool_group].put(slot, len(self.page_nodes))
             self.page_nodes = append(self.page_nodes, node)
-            self._page_places = append(self._page_places, self._place(position))
+            self._generations = append(self._generations, generation)
+            self._slots = append(self._slots, slot)
+            life_cycle: i64 = i64(read_i16_le(records, position + _AT_LIFE_CYCLE)) & _SHORT_MASK
+            self._kinds = append(self._kinds, life_cycle | pool_group << 16 | count << 32)
+            self._first_checksums = append(self._first_checksums, len(self._checksums))
+            for chunk in range(count):
+                self._checksums = append(self._checksums, read_i64_le(records, position + _AT_CHECKSUMS + 8 * chunk))
+        return position + _AT_CHECKSUMS + 8 * count
+
+    def _note_generation(self, generation: i64) -> None:
+        if not 0 <= generation < _MOST_NUMBERS:
+            raise BadRecordError(f"a page of generation {generation}")
         if generation >= self.next_generation:
             self.next_generation = generation + 1
-        return position + _AT_CHECKSUMS + 8 * count
+
+    def _apply_order(self, records: bytes, position: i64, end: i64) -> i64:
+        _require_bytes(position + _ORDER_BYTES, end)
+        pool_group: i64 = i64(read_i16_le(records, position + 1)) & _SHORT_MASK
+        begin = position + _ORDER_BYTES
+        end_of_order = begin + 24 * (i64(read_i32_le(records, position + 3)) & _HALF_MASK)
+        _require_bytes(end_of_order, end)
+        while begin < end_of_order:
+            slot = read_i64_le(records, begin)
+            generation = read_i64_le(records, begin + 8)
+            description = read_i64_le(records, begin + 16)
+            if slot < 0 or description < 0:
+                raise BadRecordError(f"an order of slot {slot} with the description {description}")
+            self._note_generation(generation)
+            page: i64 = self._slot_tables[pool_group].find(slot) if pool_group < len(self._slot_tables) else NO_PAGE
+            if page != NO_PAGE:
+                self._generations[page] = generation
+                if description > 0:
+                    self._descriptions[int(page)] = int(description)
+            begin += 24
+        return end_of_order
 
     def _free_slot(self, slot: i64, pool_group: i64) -> None:
         if pool_group < len(self._slot_tables):
@@ -441,11 +500,13 @@ class IndexState:
                 raise BadRecordError(f"slot {slot} is freed")
             self._free_slot(slot, i64(read_i16_le(records, position + 9)) & _SHORT_MASK)
             return position + _FREE_BYTES
+        if kind == ORDER:
+            return self._apply_order(records, position, end)
         if kind == ROOT:
             _require_bytes(position + _ROOT_BYTES, end)
             said = _cut(records, position + _ROOT_BYTES, i64(read_i32_le(records, position + 9)))
             scope = decode_scope(said)
-            ordinal = self._add_node(read_i64_le(records, position + 1), IS_ROOT, position)
+            ordinal = self._add_node(read_i64_le(records, position + 1), IS_ROOT, 0)
             self.scopes[int(ordinal)] = scope
             return position + _ROOT_BYTES + len(said)
         if kind == CLEAR or kind == WEIGHTS:
@@ -486,91 +547,6 @@ class IndexState:
             node = self.page_nodes[page]
             if node != IS_GONE and parents[node] == IS_GONE:
                 self._free_slot(self.slot_of(page), self.pool_group_of(page))
-
-
-_PIECE_BYTES: Final = 1 << 17
-
-
-@final
-@mypyc_attr(native_class=True)
-class IndexSnapshot:
-    """Some nodes and pages of a state, in some order, to be encoded piece by piece: another thread may run in between.
-
-    ``nodes``: ordinals, parents first. ``parents`` and ``page_nodes``: by ordinal, what they are from now on. Without ``has_checksums``
-    no page is compared with its checksums when it is read.
-    """
-
-    __slots__ = (
-        "_state", "_nodes", "_parents", "_pages", "_page_nodes", "_next_generation", "_has_checksums", "_position", "_is_done",
-    )  # fmt: skip
-
-    _state: Final[IndexState]
-    _nodes: Final[vec[i64]]
-    _parents: Final[vec[i64]]
-    _pages: Final[vec[i64]]
-    _page_nodes: Final[vec[i64]]
-    _next_generation: Final[i64]
-    _has_checksums: Final[bool]
-    _position: i64
-    """Position of the next node, or behind them of the next page."""
-    _is_done: bool
-
-    def __init__(
-        self,
-        state: IndexState,
-        nodes: vec[i64],
-        parents: vec[i64],
-        pages: vec[i64],
-        page_nodes: vec[i64],
-        next_generation: i64,
-        has_checksums: bool = True,
-    ) -> None:
-        self._state = state
-        self._nodes = nodes
-        self._parents = parents
-        self._pages = pages
-        self._page_nodes = page_nodes
-        self._next_generation = next_generation
-        self._has_checksums = has_checksums
-        self._position = 0
-        self._is_done = False
-
-    def take_piece(self) -> bytes | None:
-        """The records of the next frame; None after the last one."""
-        if self._is_done:
-            return None
-        state = self._state
-        records: list[bytes] = []
-        num_bytes: i64 = 0
-        num_nodes: i64 = len(self._nodes)
-        end: i64 = num_nodes + len(self._pages)
-        position = self._position
-        while position < end and num_bytes < _PIECE_BYTES:
-            if position < num_nodes:
-                node = self._nodes[position]
-                record = state.node_record(node, self._parents[node])
-            else:
-                page = self._pages[position - num_nodes]
-                record = state.page_record(page, self._page_nodes[page], self._has_checksums)
-            records.append(record)
-            num_bytes += len(record)
-            position += 1
-        self._position = position
-        if position == end:
-            if len(state.weights) > 0:
-                records.append(encode_weights(state.weights))
-            records.append(encode_end(state.next_node, self._next_generation))
-            self._is_done = True
-        return b"".join(records)
-
-
-def list_pieces(snapshot: IndexSnapshot) -> list[bytes]:
-    pieces: list[bytes] = []
-    piece = snapshot.take_piece()
-    while piece is not None:
-        pieces.append(piece)
-        piece = snapshot.take_piece()
-    return pieces
 
 
 def _require_bytes(position: i64, end: i64) -> None:

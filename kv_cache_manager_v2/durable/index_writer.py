@@ -27,7 +27,7 @@ from ..device.exit_drain import Drained, drain_at_exit, forget_at_exit
 from ..device.slot_watch import SlotWatch
 from .cache_folder import CacheFolder
 from .index_compaction import IndexCompaction
-from .index_state import IndexSnapshot
+from .index_snapshot import IndexSnapshot
 from .live_nodes import LiveNodes
 from .node_batch import NodeBatch
 

@@ -17,9 +17,14 @@ ends with END, so that one without it is known to be cut.
     CLEAR       number of bytes (4), scope as JSON                         nothing of that scope is to be found again; empty: of any scope
     WEIGHTS     number of bytes (4), 8 bytes each                          what eviction policies have learned; the last one counts
     END         next node (8), next generation (8)                         the snapshot is whole; numbers below these were given
+    ORDER       pool group (2), number of pages (4), for each: slot (8),   pages of these slots have these generations now, and are what
+                generation (8), description (8)                            the policy has said (bits 0-38, `VictimQueue.describe_all`),
+                                                                           so long after the page before (39-62)
 
 A page record replaces what was in its slot; of two with one node and one life cycle the one with the larger generation counts. Node
-numbers begin with 1 and are never used again. Generations are given when a write is planned, so they are in the order of the decisions.
+numbers begin with 1 and are never used again. Generations are given when a write is planned, so they are in the order of the decisions; at
+an orderly end pages get new ones, in the order in which they were used. A snapshot has ORDER behind END: what does not know it has read all
+else.
 """
 
 import json
@@ -38,9 +43,14 @@ FREE: Final = 4
 CLEAR: Final = 5
 END: Final = 6
 WEIGHTS: Final = 7
+ORDER: Final = 8
 
 PACKED: Final = 0
 MIXED: Final = 1
+
+PASSED_SHIFT: Final = 39
+DESCRIPTION_MASK: Final = (1 << PASSED_SHIFT) - 1
+MOST_PASSED: Final = (1 << 23) - 1
 
 _FRAME: Final = struct.Struct("<qI")
 _LENGTH: Final = struct.Struct("<I")
@@ -51,6 +61,7 @@ _FREE: Final = struct.Struct("<BqH")
 _CLEAR: Final = struct.Struct("<BI")
 _WEIGHTS: Final = struct.Struct("<BI")
 _END: Final = struct.Struct("<Bqq")
+_ORDER: Final = struct.Struct("<BHI")
 _TOKEN: Final = struct.Struct("<i")
 
 
@@ -94,6 +105,11 @@ def encode_end(next_node: i64, next_generation: i64) -> bytes:
     return _END.pack(END, next_node, next_generation)
 
 
+def encode_order(pool_group: i64, words: list[int]) -> bytes:
+    """``words``: three for each page."""
+    return _ORDER.pack(ORDER, pool_group, len(words) // 3) + struct.pack(f"<{len(words)}q", *words)
+
+
 def _encode_scope(lora_id: int | None, salt: int | str | None) -> bytes:
     return json.dumps([lora_id, salt]).encode()
 
@@ -133,18 +149,21 @@ def frame(records: bytes) -> bytes:
     return hash_bytes(body).to_bytes(8, "little", signed=True) + body
 
 
-def split_frames(data: bytes) -> tuple[list[bytes], int]:
-    """The records of each whole frame, and the number of bytes behind the last one. ``data`` is what comes after `MAGIC`."""
+def split_frames(data: bytes, num_more: int) -> tuple[list[bytes], int, bool]:
+    """The records of each whole frame, the number of bytes behind the last one, and whether none can follow. ``data``: what comes after
+    `MAGIC`, or after other frames; ``num_more``: bytes of the file behind that."""
     frames: list[bytes] = []
     position = 0
     while position + _FRAME.size <= len(data):
         checksum, num_bytes = _FRAME.unpack_from(data, position)
         end = position + _FRAME.size + num_bytes
-        if end > len(data) or hash_bytes(data[position + 8 : end]) != checksum:
-            break
+        if end > len(data):
+            return frames, len(data) - position, end > len(data) + num_more
+        if hash_bytes(data[position + 8 : end]) != checksum:
+            return frames, len(data) - position, True
         frames.append(data[position + _FRAME.size : end])
         position = end
-    return frames, len(data) - position
+    return frames, len(data) - position, position < len(data) and num_more == 0
 
 
 def decode_scope(data: bytes) -> tuple[int | None, int | str | None]:

@@ -1,14 +1,17 @@
 """Before a manager ends: published pages that the durable level does not have yet are written to it, parents before children."""
 
-from typing import Final
+from typing import Final, final
 
 from librt.vecs import append, vec
-from mypy_extensions import i64
+from mypy_extensions import i64, mypyc_attr
 
 from ..device.monotonic_clock import MonotonicClock
+from ..durable.durable_level import DurableLevel
+from ..durable.record_format import MOST_PASSED, PASSED_SHIFT
 from ..reuse.block import Block
 from ..reuse.radix_tree import RadixTree
 from ..sequence.shared_state import SharedState
+from ..storage.victim_queue import NOT_KNOWN
 
 _BATCH_BLOCKS: Final = 256
 """Between two looks at the clock."""
@@ -85,3 +88,62 @@ def record_weights(shared: SharedState) -> None:
     storage = shared.storage
     if storage.durable is not None and storage.learns:
         storage.durable.record_weights(storage.learning.model.to_bytes())
+
+
+
+@final
+@mypyc_attr(native_class=True)
+class UseOrder:
+    """In which order the published pages were used: as decisions have made it, whatever the disk has. No sequence is open.
+
+    `record`, once all is written, tells the next process.
+    """
+
+    __slots__ = ("_shared", "_durable", "_pages", "_generations")
+
+    _shared: Final[SharedState]
+    _durable: Final[DurableLevel]
+    _pages: Final[list[list[tuple[int, int]]]]
+    """By pool group: page, and its description as a record has it."""
+    _generations: Final[list[int]]
+    """By pool group, of the first page."""
+
+    def __init__(self, shared: SharedState) -> None:
+        storage = shared.storage
+        assert storage.durable is not None, "an order of use without a durable level"
+        self._shared = shared
+        self._durable = storage.durable
+        self._pages = []
+        for pool_group in range(storage.num_pool_groups):
+            found: list[tuple[int, int, int]] = []
+            for level in range(storage.durable.index, -1, -1):
+                # What is on a warmer level was used later, as far as is known.
+                latest = max([used_at for used_at, _page, _description in found], default=0)
+                for used_at, page, description in storage.queues[level * storage.num_pool_groups + pool_group].describe_all():
+                    found.append((latest if used_at == NOT_KNOWN else used_at, page, description))
+            found.sort(key=_use_of)
+            passed = [min(now[0] - before[0], MOST_PASSED) for before, now in zip([(0, 0, 0), *found], found)]
+            self._pages.append([(item[1], item[2] | time << PASSED_SHIFT) for item, time in zip(found, passed)])
+        self._generations = [int(self._durable.take_generations(len(pages))) for pages in self._pages]
+
+    def record(self) -> None:
+        storage = self._shared.storage
+        for pool_group, pages in enumerate(self._pages):
+            last = self._durable.index * storage.num_pool_groups + pool_group
+            words: list[int] = []
+            for position, (number, description) in enumerate(pages):
+                page: i64 = number
+                if not storage.rows.has_page(page):
+                    continue
+                if storage.rows.level(page) == self._durable.index:
+                    slot = storage.rows.slot(page)
+                elif storage.copies.has_copy_at(page, last):
+                    slot = storage.copies.slot_of(page)
+                else:
+                    continue
+                words += [int(slot), self._generations[pool_group] + position, description]
+            self._durable.record_order(pool_group, words)
+
+
+def _use_of(found: tuple[int, int, int]) -> int:
+    return found[0]

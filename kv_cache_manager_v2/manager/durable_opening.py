@@ -12,6 +12,7 @@ from ..device.port import Device
 from ..device.read_only_files import ReadOnlyFiles
 from ..durable.cache_folder import CacheFolder
 from ..durable.durable_level import DurableLevel
+from ..durable.index_snapshot import encode_state
 from ..durable.index_state import IndexState
 from ..layout.registry import LifeCycleRegistry
 from ..layout.sizing import plan_slot_counts
@@ -99,7 +100,7 @@ def write_folder(device: Device, config: KVCacheManagerConfig, pieces: list[byte
     layout = compute_slot_layout(config, LifeCycleRegistry(config))
     folder = CacheFolder(files, list_absolute_paths(tier)[:1], describe_identity(tier.model_id, config), describe_layout(layout))
     try:
-        folder.append(b"".join(state.encode()))
+        folder.append(b"".join(encode_state(state)))
         if tier.read_only:
             _make_data_files(files, folder.path, layout, plan_slot_counts(layout, config, tier.quota, len(config.cache_tiers) - 1))
     finally:

@@ -2,8 +2,8 @@
 
     1. nodes that say the same (a scope, or a parent and tokens) are one block; of a page that was recorded twice the newer one counts
     2. a block is kept if a match can reach it: its ancestors have the pages of all layer groups without a window
-    3. the slots of its pages are taken, the pages are droppable, in the order in which their writes were planned, and the blocks are in
-       the tree
+    3. the slots of its pages are taken, the pages are droppable, in the order in which they were used before an orderly end, else in that
+       in which their writes were planned, and the blocks are in the tree
 
 Nothing is read from the slots here: each page is verified when it is read. Blocks and pages come in the order of the generations alone, so
 that managers with equal pages are in equal states; `keep` takes all of it out again, and brings a part of it back.
@@ -18,8 +18,9 @@ from mypy_extensions import i64, mypyc_attr
 
 from ..base.ids import PRIORITY_DEFAULT
 from ..durable.durable_level import DurableLevel
-from ..durable.index_state import IS_GONE, IS_ROOT, NO_ORDINAL, IndexSnapshot, IndexState
-from ..durable.record_format import BadRecordError, decode_mixed
+from ..durable.index_snapshot import IndexSnapshot
+from ..durable.index_state import IS_GONE, IS_ROOT, NO_ORDINAL, IndexState
+from ..durable.record_format import DESCRIPTION_MASK, PASSED_SHIFT, BadRecordError, decode_mixed
 from ..reuse.block import Block
 from ..reuse.durable_nodes import DurableNodes
 from ..reuse.reuse_scope import make_scope
@@ -122,13 +123,22 @@ class DurableRestore:
         self._choose(state)
         self._shared.tree.nodes = self._nodes
         self._plant(True)
-        parents = vec[i64]([self._twins[parent] if parent >= 0 else parent for parent in state.parents])
-        page_nodes = vec[i64]([self._twins[node] if node >= 0 else node for node in state.page_nodes])
+        parents = self._to_twins(state.parents)
+        page_nodes = self._to_twins(state.page_nodes)
         # In the order of their numbers, where these were: the next start, and compaction, then find them without a dictionary.
-        nodes = vec[i64](sorted([int(node) for node in self._list_nodes(state)]))
+        nodes = vec[i64]()
+        for node in range(state.num_nodes):
+            if self._flags[node] & _IS_KEPT != 0:
+                nodes = append(nodes, node)
         self._durable.start(IndexSnapshot(state, nodes, parents, self.pages, page_nodes, state.next_generation), self._nodes)
         self._durable.folder.state = IndexState()
         return IndexSnapshot(state, nodes, parents, self.pages, page_nodes, state.next_generation, False)
+
+    def _to_twins(self, nodes: vec[i64]) -> vec[i64]:
+        twins = vec[i64](capacity=len(nodes))
+        for node in nodes:
+            twins = append(twins, self._twins[node] if node >= 0 else node)
+        return twins
 
     def keep(self, kept: set[int], keeps_weights: bool) -> None:
         """Of the pages that were restored only those with these positions in `pages`. Those that cannot be reached then are dropped, too.
@@ -210,8 +220,7 @@ class DurableRestore:
         index = self._durable.index * storage.num_pool_groups
         num_life_cycles = self._shared.num_life_cycles
         pages_of = vec[i64]([NO_ORDINAL] * (state.num_nodes * num_life_cycles))
-        for found in state.list_pages():
-            page: i64 = found
+        for page in state.list_pages():
             node = self._twins[state.page_nodes[page]]
             life_cycle = state.life_cycle_of(page)
             if node == NO_ORDINAL or state.parents[node] < 0 or life_cycle >= num_life_cycles:
@@ -281,29 +290,20 @@ class DurableRestore:
 
     def _order_pages(self, state: IndexState) -> None:
         pages = vec[i64]()
-        latest: i64 = -1
-        is_ordered = True
-        for found in state.list_pages():
-            page: i64 = found
+        for page in state.list_pages():
             node = self._twins[state.page_nodes[page]]
             if (
-                node == NO_ORDINAL
-                or self._flags[node] & _IS_KEPT == 0
-                or state.life_cycle_of(page) >= self._shared.num_life_cycles
-                or self._pages_of[node * self._shared.num_life_cycles + state.life_cycle_of(page)] != page
+                node != NO_ORDINAL
+                and self._flags[node] & _IS_KEPT != 0
+                and state.life_cycle_of(page) < self._shared.num_life_cycles
+                and self._pages_of[node * self._shared.num_life_cycles + state.life_cycle_of(page)] == page
             ):
-                continue
-            generation = state.generation_of(page)
-            is_ordered = is_ordered and generation > latest
-            latest = generation
-            pages = append(pages, page)
-        if not is_ordered:
-            # Two of one generation are in an index that nothing of this package wrote.
-            pairs = [(int(state.generation_of(page)), int(page)) for page in pages]
-            pairs.sort()
-            pages = vec[i64]([pair[1] for pair in pairs])
-        self.pages = pages
-        self.num_pages = len(pages)
+                pages = append(pages, page)
+        # By generation, and by ordinal where nothing of this package wrote the index: a number for both sorts faster than a pair.
+        count: i64 = len(pages)
+        keys = sorted([int(state.generation_of(pages[position])) * int(count) + position for position in range(int(count))])
+        self.pages = vec[i64]([int(pages[key % int(count)]) for key in keys])
+        self.num_pages = count
 
     def _take_slots(self, state: IndexState) -> None:
         storage = self._shared.storage
@@ -376,7 +376,7 @@ class DurableRestore:
 
     def _end_of_run(self, state: IndexState, nodes: vec[i64], begin: i64, num_children: vec[i64]) -> i64:
         """Of blocks below each other, of which all but the last one have no other child, all but the first one are full, and none has a
-        digest."""
+        digest; behind the first one their tokens lie behind each other."""
         end = begin + 1
         count: i64 = len(nodes)
         above = nodes[begin]
@@ -385,7 +385,7 @@ class DurableRestore:
             parent = state.parents[node]
             if parent < 0 or self._twins[parent] != above or num_children[above] != 1:
                 break
-            if self._flags[node] & _IS_FULL == 0 or state.is_mixed(node):
+            if self._flags[node] & _IS_FULL == 0 or state.is_mixed(node) or end > begin + 1 and not state.follows(node, above):
                 break
             above = node
             end += 1
@@ -408,8 +408,10 @@ class DurableRestore:
             block += 1
         tree.attach(above, self._planted[next_block], key)
         if end > begin + 1:
-            packed = b"".join([state.tokens_of(nodes[position]) for position in range(begin + 1, end)])
-            tree.attach_run(self._planted[next_block], self._planted, next_block + 1, block, packed, 0)
+            second = nodes[begin + 1]
+            tree.attach_run(
+                self._planted[next_block], self._planted, next_block + 1, block, state.tokens_beside(second), state.begin_of(second)
+            )
 
     def _place_pages(self, state: IndexState, node: i64, block: Block) -> None:
         """Before it is in the tree: what listens hears where its pages are."""
@@ -433,7 +435,8 @@ class DurableRestore:
             block = self._blocks[self._twins[state.page_nodes[page]]]
             assert block is not None, "a kept block is not in the tree"
             row: i64 = block.first_page + state.life_cycle_of(page)
-            storage.queues[index + state.pool_group_of(page)].push(row)
+            said = state.description_of(page)
+            storage.queues[index + state.pool_group_of(page)].push_described(row, said & DESCRIPTION_MASK, said >> PASSED_SHIFT)
             storage.digest.record(SLOT, state.slot_of(page))
             durable.adopt(state, page)
             page_ids = append(page_ids, row)

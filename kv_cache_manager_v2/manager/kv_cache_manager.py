@@ -102,7 +102,7 @@ from .arrival_waits import ArrivalWaits
 from .batch_step import BatchStep
 from .open_sequences import end_epoch, require_closed
 from .capacity import clamp_sequence_length
-from .durable_drain import drain_pages, record_weights
+from .durable_drain import UseOrder, drain_pages, record_weights
 from .durable_opening import close_durable, open_durable
 from .durable_restore import DurableRestore
 from .restored_names import RestoredNames, to_names
@@ -322,8 +322,10 @@ class KVCacheManager(Handle):
                 if durable is not None and not durable.is_read_only:
                     # How much is still written depends on the time that it takes.
                     self._shared.journal.end()
+                    order = UseOrder(self._shared)
                     drain_pages(self._shared, seconds)
                     record_weights(self._shared)
+                    order.record()
                 end_epoch(self._shared, self._open_sequences, None, CLEARED)
                 if self._event_manager is not None:
                     self._event_manager._hand_over()

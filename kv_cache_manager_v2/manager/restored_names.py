@@ -1,8 +1,8 @@
 """Names of what a durable level has brought back: equal ones mean the same page, written at the same point of equal histories.
 
 A name is the beginning of a SHA-256: of the tokens from the scope's root on (as a chain, block by block), the layer group, the pool group,
-the slot and the generation. Which slot a page has, and in what order pages were written, are decisions, too, and the next ones depend
-on them. What the policies had learned has a name of its own, the last one.
+the slot, the generation and what the policy said of it. Which slot a page has, and in what order pages were written and used, are
+decisions, too, and the next ones depend on them. What the policies had learned has a name of its own, the last one.
 """
 
 import json
@@ -17,7 +17,7 @@ from ..durable.index_state import IndexState
 from ..journal.journal_format import NAME_BYTES
 from .durable_restore import DurableRestore
 
-_PLACE: Final = struct.Struct("<qqqq")
+_PLACE: Final = struct.Struct("<qqqqq")
 _SHOWN: Final = 3
 
 
@@ -43,7 +43,8 @@ class RestoredNames:
         state = restore.state
         chain = _Chain(state)
         for page in restore.pages:
-            place = _PLACE.pack(state.life_cycle_of(page), state.pool_group_of(page), state.slot_of(page), state.generation_of(page))
+            kind = (state.life_cycle_of(page), state.pool_group_of(page))
+            place = _PLACE.pack(*kind, state.slot_of(page), state.generation_of(page), state.description_of(page))
             self.names.append(sha256(chain.find(state.page_nodes[page]) + place).digest()[:NAME_BYTES])
         self._num_pages = len(self.names)
         if restore.has_weights:

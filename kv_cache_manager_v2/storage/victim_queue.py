@@ -21,6 +21,7 @@ from mypy_extensions import i64, mypyc_attr
 
 NUM_PRIORITIES: Final = 101
 NO_VICTIM: Final = -1
+NOT_KNOWN: Final = -1
 
 
 @mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
@@ -119,6 +120,15 @@ class VictimQueue(metaclass=ABCMeta):
     @abstractmethod
     def collect(self) -> list[int]:
         """All queued pages, for checks and pictures; those of lower priority first."""
+
+    def describe_all(self) -> list[tuple[int, int, int]]:
+        """Of all queued pages, those that go first before the others: when it was used last, NOT_KNOWN if the policy does not know, the
+        page, and what the policy knows of it, in 39 bits."""
+        return [(NOT_KNOWN, page, 0) for page in self.collect()]
+
+    def push_described(self, page: i64, description: i64, passed: i64) -> None:
+        """`push` a page that was described in another process, where so much time had passed since the one before it was used."""
+        self.push(page)
 
     def check(self) -> None:
         """Assert the laws of what the policy counts and remembers beside the pages in line; O(1)."""

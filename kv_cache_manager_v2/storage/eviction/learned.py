@@ -27,6 +27,7 @@ from .page_notes import (
     MOVING,
     STATUS_MASK,
     UNKNOWN,
+    USES_MASK,
     PageNotes,
     in_segment,
     in_use,
@@ -47,11 +48,16 @@ from .segment_table import (
     PRIORITY_SHIFT,
     SEGMENT_WORDS,
     STAMP,
+    STAMP_SHIFT,
     STATE,
+    TRAITS_MASK,
     SegmentTable,
     count_all,
 )
 from .segment_traits import MOST_USES, PATH_SHIFT, WAITING, waits
+
+_USES_BITS: Final = 6
+"""In a description: below the traits of the page's segment."""
 
 
 @final
@@ -182,6 +188,15 @@ class LearnedQueue(VictimQueue):
                 page = taken[begin]
                 notes[page] = notes[mates.first_page(page) + mates.leading]
                 begin += 1
+
+    def push_described(self, page: i64, description: i64, passed: i64) -> None:
+        uses = description & USES_MASK
+        if uses == 0:
+            self.push(page)
+            return
+        self.records.note_pushed(passed)
+        segment = self._splitter.find_described(description >> _USES_BITS & TRAITS_MASK, self._rows.priority(page), passed > 0)
+        self._put_in(segment, page, uses if uses < MOST_USES else MOST_USES)
 
     def push_first(self, page: i64) -> None:
         self._one[0] = page
@@ -480,6 +495,17 @@ class LearnedQueue(VictimQueue):
         for segment in self._heap.collect():
             by_priority[words[i64(segment) * SEGMENT_WORDS + KEY] >> PRIORITY_SHIFT].extend(self._circles.collect(segment))
         return [page for line in by_priority for page in line]
+
+    def describe_all(self) -> list[tuple[int, int, int]]:
+        words = self._table.words
+        found = [(0, page, 0) for page in self.first_pages.collect()]
+        for segment in self._heap.collect():
+            at = i64(segment) * SEGMENT_WORDS
+            used_at = int(words[at + STAMP] >> STAMP_SHIFT)
+            traits = words[at + STATE] & TRAITS_MASK
+            for page in self._circles.collect(segment):
+                found.append((used_at, page, int(traits << _USES_BITS | uses_of_note(self._notes.get(page)))))
+        return found
 
     def check(self) -> None:
         counted = self._num_in_segments + self.first_pages.num_pages

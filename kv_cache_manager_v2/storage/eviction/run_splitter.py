@@ -166,8 +166,6 @@ class RunSplitter:
 
     def find_segment(self, segment_class: i64, priority: i64, first_block: i64) -> i64:
         """Where pages of that class go that are pushed now: to those before them, or into a segment of their own."""
-        records = self._records
-        table = self._table
         current = self._current
         if current != NO_SEGMENT and self._current_class == segment_class and self._may_join(current, priority):
             return current
@@ -182,6 +180,18 @@ class RunSplitter:
             | (level_of_count(depth) << DEPTH_SHIFT)
             | (self.pushing.path << PATH_SHIFT)
         )
+        return self._make_segment(segment_class, traits, priority)
+
+    def find_described(self, traits: i64, priority: i64, is_later: bool) -> i64:
+        """Where a page goes that was in a segment with those traits in another process, later than the page before or not."""
+        current = self._current
+        if current != NO_SEGMENT and not is_later and self._current_class == ~traits and self._may_join(current, priority):
+            return current
+        self._num_parts = 0
+        return self._make_segment(~traits, traits, priority)
+
+    def _make_segment(self, segment_class: i64, traits: i64, priority: i64) -> i64:
+        records = self._records
         part = self._num_parts if self._num_parts < MOST_PARTS else MOST_PARTS
         self._num_parts += 1
         segment = records.add_segment(self._number, traits, priority, part)
@@ -194,7 +204,7 @@ class RunSplitter:
         self._current_class = segment_class
         self._latest[priority] = segment
         records.go_on()
-        assert table.is_used(segment), "a segment was forgotten before it had pages"
+        assert self._table.is_used(segment), "a segment was forgotten before it had pages"
         return segment
 
     def _may_join(self, segment: i64, priority: i64) -> bool:

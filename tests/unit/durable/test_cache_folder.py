@@ -12,7 +12,8 @@ from mypy_extensions import i64
 from kv_cache_manager_v2 import LogicError
 from kv_cache_manager_v2.device.os_files import OsFiles
 from kv_cache_manager_v2.durable.cache_folder import CacheFolder
-from kv_cache_manager_v2.durable.index_state import IndexSnapshot, IndexState
+from kv_cache_manager_v2.durable.index_snapshot import IndexSnapshot
+from kv_cache_manager_v2.durable.index_state import IndexState
 from kv_cache_manager_v2.durable.record_format import PACKED, encode_node, encode_page, encode_root
 
 IDENTITY = json.dumps({"name": "a model"})

@@ -7,7 +7,8 @@ import pytest
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from kv_cache_manager_v2.durable.index_state import IndexSnapshot, IndexState, list_pieces
+from kv_cache_manager_v2.durable.index_snapshot import IndexSnapshot, list_pieces
+from kv_cache_manager_v2.durable.index_state import IndexState
 from kv_cache_manager_v2.durable.record_format import (
     PACKED,
     encode_clear_all,

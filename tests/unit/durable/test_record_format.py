@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from kv_cache_manager_v2.durable.index_snapshot import encode_state
 from kv_cache_manager_v2.durable.index_state import IndexState
 from kv_cache_manager_v2.durable.record_format import (
     MIXED,
@@ -15,6 +16,7 @@ from kv_cache_manager_v2.durable.record_format import (
     encode_free,
     encode_mixed,
     encode_node,
+    encode_order,
     encode_page,
     encode_root,
     frame,
@@ -67,7 +69,7 @@ def test_a_snapshot_says_the_same() -> None:
     for records in HISTORY:
         state.apply(records)
     again = IndexState()
-    for records in state.encode():
+    for records in encode_state(state):
         again.apply(records)
     assert again.is_whole and outline(again) == outline(state)
 
@@ -78,6 +80,25 @@ def test_everything_can_be_cleared() -> None:
         state.apply(records)
     state.apply(encode_clear_all())
     assert not state.nodes and not state.pages and state.next_node == 6
+
+
+def test_pages_get_new_generations_and_descriptions() -> None:
+    state = IndexState()
+    for records in HISTORY[:3]:
+        state.apply(records)
+    places = {place: page.generation for place, page in state.pages.items()}
+    (group, slot), generation = next(iter(places.items()))
+    state.apply(encode_order(group, [slot, 70, 5, 1000, 71, 6]) + encode_order(9, [slot, 72, 7]))
+    assert {place: page.generation for place, page in state.pages.items()} == {**places, (group, slot): 70} != places
+    assert state.next_generation == 73, "what names no page has its generation all the same"
+    again = IndexState()
+    for records in encode_state(state):
+        again.apply(records)
+    (page,) = [page for page in again.list_pages() if again.slot_of(page) == slot and again.pool_group_of(page) == group]
+    assert again.description_of(page) == 5 and again.generation_of(page) == 70 != generation
+    for wrong in ([-1, 1, 1], [1, -1, 1], [1, 1, -1], [1, 1 << 60, 1]):
+        with pytest.raises(BadRecordError):
+            state.apply(encode_order(group, wrong))
 
 
 def test_digests_are_kept_in_full() -> None:
@@ -93,9 +114,9 @@ def test_cut_anywhere_it_says_what_came_before() -> None:
     for records in HISTORY:
         ends.append(ends[-1] + len(frame(records)))
     for length in range(len(data) + 1):
-        frames, num_left = split_frames(data[:length])
+        frames, num_left, is_torn = split_frames(data[:length], 0)
         whole = len([end for end in ends[1:] if end <= length])
-        assert len(frames) == whole and num_left == length - ends[whole]
+        assert len(frames) == whole and num_left == length - ends[whole] and is_torn == (num_left > 0)
         assert states_of(tuple(frames))[-1] == outlines[whole]
 
 
@@ -107,10 +128,10 @@ def test_changed_anywhere_it_says_what_came_before() -> None:
     for position in range(len(data)):
         for bit in (1, 128):
             data[position] ^= bit
-            frames, _num_left = split_frames(bytes(data))
+            frames, _num_left, is_torn = split_frames(bytes(data), 0)
             data[position] ^= bit
             whole = len([end for end in ends[1:] if end <= position])
-            assert frames == list(HISTORY[:whole]), f"byte {position}"
+            assert frames == list(HISTORY[:whole]) and is_torn, f"byte {position}"
 
 
 @pytest.mark.parametrize("seed", range(40))
