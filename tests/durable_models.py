@@ -99,7 +99,7 @@ class Process:
             self.engine.synchronize()
         except StorageIOError:
             pass
-        durable, early = self.manager._shared.storage.durable, self.manager._shared.early_copies
+        durable, early = self.manager._shared.storage.durable, self.manager._shared.traffic.early_copies
         assert durable is not None and early is not None
         early.offload_put_off()
         self.manager._shared.order.synchronize_all()

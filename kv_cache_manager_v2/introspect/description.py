@@ -32,7 +32,7 @@ def describe(shared: SharedState, states: Sequence[SequenceState]) -> StateDump:
                 "slots": [list(slots) for slots in lease.slots],
                 "page_slots": [[int(shared.storage.rows.slot(page)) for page in pages] for pages in lease.pages],
             }
-            for lease in shared.leases.open_leases()
+            for lease in shared.claims.leases.open_leases()
         ],
         "tree": [_describe_root(shared, root, scope, epoch) for root, scope, epoch in shared.tree.roots()],
     }

@@ -63,13 +63,14 @@ def check_invariants(shared: SharedState, states: Sequence[SequenceState]) -> No
         for state in states:
             _check_sequence(state, tally)
         _check_planned(shared, states, tally)
-        for lease in shared.leases.open_leases():
+        for lease in shared.claims.leases.open_leases():
             _check_lease(shared, lease, tally)
-        for plan in shared.drop_plans.open_plans():
+        for plan in shared.claims.drop_plans.open_plans():
             last = int(plan.blocks[-1].first_page)
             _require(last in tally.published, f"the plan to drop {plan.num_tokens} tokens ends outside the tree")
             tally.pins[last] = tally.pins.get(last, 0) + 1
-        _require(shared.twin_pages is None or shared.twin_pages.users() == tally.twin_users, "a twin page is listed that no sequence uses")
+        twins = shared.claims.twin_pages
+        _require(twins is None or twins.users() == tally.twin_users, "a twin page is listed that no sequence uses")
         _check_blocks(shared, tally)
         _check_pages(shared, states, tally)
         _check_slots(shared, states)
@@ -77,8 +78,7 @@ def check_invariants(shared: SharedState, states: Sequence[SequenceState]) -> No
         _check_copies(shared)
         _check_announcements(shared)
         _check_usage(shared, states, len([block for block in tally.published.values() if not shared.tree.is_retired(block)]))
-        count = shared.tree.digests.total_count()
-        _require(count == tally.num_digests, f"{tally.num_digests} digests are in use, {count} are counted")
+        _require(shared.tree.digests.total_count() == tally.num_digests, f"other digests are counted than the {tally.num_digests} in use")
     except AssertionError as error:
         raise CorruptedError(str(error)) from error
 
@@ -204,7 +204,7 @@ def _check_sequence(state: SequenceState, tally: _Tally) -> None:
     is_active = state.status == ACTIVE
     _check_state_blocks(state, tally)
     for life_cycle in range(shared.num_life_cycles):
-        begin = shared.compute_window_begin(life_cycle, state.history)
+        begin = shared.windows.compute_begin(life_cycle, state.history)
         is_void = state.sharing.planned is not None and state.sharing.planned.valid_tokens != NOT_VOID
         _require(is_void or state.window_begins[life_cycle] == begin, f"{name}: the window of life cycle {life_cycle} begins wrong")
         entries = state.tables[life_cycle].view().tolist()
@@ -226,18 +226,18 @@ def _check_sequence(state: SequenceState, tally: _Tally) -> None:
 
 def _check_planned(shared: SharedState, states: Sequence[SequenceState], tally: _Tally) -> None:
     """Each planned block is known to its writer and its readers, and found by its tokens; anchors are pinned."""
-    every = shared.planned.list_all()
-    _require(len(every) == shared.planned.num_blocks, f"{len(every)} blocks are planned, {shared.planned.num_blocks} are counted")
+    every = shared.claims.planned.list_all()
+    _require(len(every) == shared.claims.planned.num_blocks, f"not as many planned blocks are counted as the {len(every)} there are")
     listed = set([int(planned.block.first_page) for planned in every])
     _require(len(listed) == len(every), "a block is planned twice")
-    for anchor in shared.planned.anchors():
+    for anchor in shared.claims.planned.anchors():
         is_root = anchor.first_page < 0
         _require(is_root or int(anchor.first_page) in tally.published, f"{_name(anchor)} has planned blocks below it, and is in no tree")
         tally.pins[int(anchor.first_page)] = tally.pins.get(int(anchor.first_page), 0) + 1
     for planned in every:
         name = f"planned {_name(planned.block)}"
         tally.num_digests += _count_digests(planned.key)
-        found = shared.planned.find(planned.anchor, planned.above, planned.key)
+        found = shared.claims.planned.find(planned.anchor, planned.above, planned.key)
         is_hidden = planned.anchor is None and planned.above is None
         _require(is_hidden or found is planned, f"{name} is not found by its tokens")
         _require(planned.writer.status == ACTIVE, f"{name}: its writer, sequence {planned.writer.id}, is not active")
@@ -274,9 +274,9 @@ def _check_twins(state: SequenceState, tally: _Tally) -> None:
     rows = shared.storage.rows
     name = f"sequence {state.id}"
     _require(state.status == ACTIVE, f"{name} is not active and keeps pages of its own")
-    _require(shared.twin_pages is not None, f"{name} keeps pages of its own, where indices may move")
-    assert shared.twin_pages is not None
-    pages = shared.twin_pages.pages()
+    _require(shared.claims.twin_pages is not None, f"{name} keeps pages of its own, where indices may move")
+    assert shared.claims.twin_pages is not None
+    pages = shared.claims.twin_pages.pages()
     private: set[int] = set()
     for key, twin in state.sharing.twins.items():
         ordinal, life_cycle = divmod(key, int(shared.num_life_cycles))
@@ -300,7 +300,7 @@ def _check_state_blocks(state: SequenceState, tally: _Tally) -> None:
     shared = state.shared
     name = f"sequence {state.id}"
     num_blocks = len(state.recurrent.state_blocks)
-    _require(num_blocks in (0, shared.num_state_slots), f"{name} has {num_blocks} slots of recurrent state")
+    _require(num_blocks in (0, shared.recurrent.num_state_slots), f"{name} has {num_blocks} slots of recurrent state")
     is_active = state.status == ACTIVE
     snapshot = state.recurrent.matched_snapshot
     if snapshot is not None:
@@ -308,7 +308,7 @@ def _check_state_blocks(state: SequenceState, tally: _Tally) -> None:
         _require(num_blocks == 0, f"{name} has its recurrent state and still holds the snapshot that it started from")
         _require(shared.storage.rows.has_page(page), f"{name} holds a snapshot that is not there")
         tally.holds[page] = tally.holds.get(page, 0) + 1
-    _require(num_blocks == shared.num_state_slots or not is_active, f"{name} is active and has no recurrent state")
+    _require(num_blocks == shared.recurrent.num_state_slots or not is_active, f"{name} is active and has no recurrent state")
     for block in state.recurrent.state_blocks:
         _require(block.parent is None, f"{name}: its recurrent state is in the tree")
         _require(int(block.first_page) not in tally.private_owners, f"{name}: its recurrent state has two owners")

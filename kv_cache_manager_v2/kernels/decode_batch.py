@@ -258,9 +258,9 @@ class DecodeBatch(Handle):
                 state.history = self._old_histories[row]
 
     def _record_small_steps(self, states: list[SequenceState], packed: bytes, begin: i64, end: i64) -> None:
-        if not self._shared.is_recording:
+        if not self._shared.guard.is_recording:
             return
-        journal = self._shared.journal
+        journal = self._shared.guard.journal
         for row in range(begin, end):
             if self._old_capacities[row] != _NOT_SMALL:
                 state = states[row]

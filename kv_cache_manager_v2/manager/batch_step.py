@@ -246,9 +246,9 @@ class BatchStep:
                 state.history = self._old_histories[position]
 
     def _record_small_steps(self, begin: i64, end: i64) -> None:
-        if not self._shared.is_recording:
+        if not self._shared.guard.is_recording:
             return
-        journal = self._shared.journal
+        journal = self._shared.guard.journal
         for position in range(begin, end):
             state = self._state_at(position)
             if len(self._old_histories) == 0 or state.history == self._old_histories[position]:
@@ -257,8 +257,8 @@ class BatchStep:
                 journal.move(state.request.serial, state.capacity, state.history)
 
     def _append_tokens(self, begin: i64, end: i64, packed: bytes) -> None:
-        journal = self._shared.journal
-        is_recording = self._shared.is_recording
+        journal = self._shared.guard.journal
+        is_recording = self._shared.guard.is_recording
         for position in range(begin, end):
             state = self._state_at(position)
             token = token_at(packed, position)
@@ -273,7 +273,7 @@ def resize_in_batch(state: SequenceState, capacity: i64, history: i64) -> bool:
         settle_arrivals(state)
     old_history = state.history
     result = try_resize(state, capacity, history)
-    state.shared.journal.resize(state.request.serial, capacity, history, old_history, result)
+    state.shared.guard.journal.resize(state.request.serial, capacity, history, old_history, result)
     return result
 
 
@@ -286,7 +286,7 @@ def commit_in_batch(state: SequenceState, packed: bytes, position: i64) -> None:
         commit_packed(state, piece_at(packed, position))
     else:
         commit_token(state, token)
-    state.shared.journal.commit_one(state.request.serial, i64(token))
+    state.shared.guard.journal.commit_one(state.request.serial, i64(token))
 
 
 def validate_shared_block(

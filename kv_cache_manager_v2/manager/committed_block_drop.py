@@ -30,8 +30,8 @@ def plan_drop(state: SequenceState) -> CommittedBlockDrop | None:
         return None
     is_partial = len(blocks) > state.num_published
     num_tokens = state.num_committed if is_partial else state.num_published * shared.tokens_per_block
-    number = shared.drop_plans.make(blocks, num_tokens)
-    shared.journal.record(PLAN_DROP, state.request.serial)
+    number = shared.claims.drop_plans.make(blocks, num_tokens)
+    shared.guard.journal.record(PLAN_DROP, state.request.serial)
     return CommittedBlockDrop(shared, number)
 
 
@@ -70,19 +70,19 @@ class AbandonedPlan(Abandoned):
 
 def drop_plan(shared: SharedState, number: int) -> int:
     """Carry out an open plan; how many pages were dropped."""
-    if not shared.drop_plans.is_open(number):
+    if not shared.claims.drop_plans.is_open(number):
         return 0
     shared.guard.begin_change()
-    count = shared.drop_plans.drop(number)
+    count = shared.claims.drop_plans.drop(number)
     shared.guard.end_change()
-    shared.journal.record(DROP, number)
+    shared.guard.journal.record(DROP, number)
     return count
 
 
 def _cancel_plan(shared: SharedState, number: int) -> None:
-    if shared.drop_plans.is_open(number):
-        shared.drop_plans.cancel(number)
-        shared.journal.record(CANCEL_DROP, number)
+    if shared.claims.drop_plans.is_open(number):
+        shared.claims.drop_plans.cancel(number)
+        shared.guard.journal.record(CANCEL_DROP, number)
 
 
 @final
@@ -115,7 +115,7 @@ class CommittedBlockDrop(Handle):
         if not isinstance(shared, SharedState) or self._is_done:
             return
         try:
-            if shared.drop_plans.is_open(self._number):
+            if shared.claims.drop_plans.is_open(self._number):
                 shared.guard.add_abandoned(AbandonedPlan(shared, self._number, self._drops_when_forgotten))
         except BaseException as error:
             report_failure(error, CommittedBlockDrop)

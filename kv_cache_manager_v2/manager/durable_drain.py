@@ -19,7 +19,7 @@ _BATCH_BLOCKS: Final = 256
 
 def drain_pages(shared: SharedState, seconds: float) -> None:
     """No sequence is open. What is not begun within so many seconds is not written."""
-    early = shared.early_copies
+    early = shared.traffic.early_copies
     assert early is not None, "a durable level without copies"
     clock = MonotonicClock()
     deadline = clock.seconds() + seconds

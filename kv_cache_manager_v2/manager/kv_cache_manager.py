@@ -253,10 +253,10 @@ class KVCacheManager(Handle):
         restore = DurableRestore(self._shared, durable)
         try:
             found = restore.run()
-            if self._shared.is_recording:
+            if self._shared.guard.is_recording:
                 piece = found.take_piece()
                 while piece is not None:
-                    self._shared.journal.restored(piece)
+                    self._shared.guard.journal.restored(piece)
                     piece = found.take_piece()
             self._restored = restore
         except BaseException:
@@ -321,7 +321,7 @@ class KVCacheManager(Handle):
                 durable = self._shared.storage.durable
                 if durable is not None and not durable.is_read_only:
                     # How much is still written depends on the time that it takes.
-                    self._shared.journal.end()
+                    self._shared.guard.journal.end()
                     order = UseOrder(self._shared)
                     drain_pages(self._shared, seconds)
                     record_weights(self._shared)
@@ -339,7 +339,7 @@ class KVCacheManager(Handle):
         if self._shared.guard.is_foreign:
             self._is_released = True
             return
-        self._shared.journal.end()
+        self._shared.guard.journal.end()
         if sys.is_finalizing():
             # Worker threads are gone, and the CUDA driver may be: nothing can be waited for, and all memory ends with the process.
             self._is_released = True
@@ -576,7 +576,7 @@ class KVCacheManager(Handle):
     @property
     def open_leases(self) -> list[TransferLease]:
         """A handle for each lease that is not settled, in the order of their making; also for those that were forgotten."""
-        return [TransferLease(self._shared, lease, is_looked_at=True) for lease in self._shared.leases.open_leases()]
+        return [TransferLease(self._shared, lease, is_looked_at=True) for lease in self._shared.claims.leases.open_leases()]
 
     async def ready(self, kv_cache: Given[KVCache]) -> None:
         """Wait, in an asyncio event loop, until `KVCache.ready` is true, and raise what that raises.
@@ -937,7 +937,7 @@ class KVCacheManager(Handle):
                 raise ValueError(f"seconds is {seconds}; time goes forward, by at most {_MAX_SECONDS:g} at once")
             microseconds = round_microseconds(elapsed)
             guard.begin_change()
-            self._shared.retention.advance(microseconds)
+            self._shared.claims.retention.advance(microseconds)
             guard.end_change()
             journal.record(ADVANCE, microseconds)
 
@@ -997,7 +997,7 @@ class KVCacheManager(Handle):
         with self._shared.guard:
             self._require_open()
             self._usage.require()
-            return self._shared.mover.time_transfers()
+            return self._shared.traffic.mover.time_transfers()
 
     # -- looking -------------------------------------------------------------------------------------------------------
 
@@ -1017,7 +1017,7 @@ class KVCacheManager(Handle):
     def flush_journal(self) -> None:
         """Hand everything recorded so far to the operating system; `LogicError` without a journal, or `OSError` why it ended."""
         self._shared.guard.require_idle()
-        self._shared.journal.flush()
+        self._shared.guard.journal.flush()
 
     def check_invariants(self) -> None:
         """Evaluate all invariants from scratch; `CorruptedError` with the first that does not hold, or with the reason why the

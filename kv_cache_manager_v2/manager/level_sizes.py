@@ -99,7 +99,7 @@ class LevelSizes:
         settings = self._config.rebalance
         if self._demand.num_samples < settings.min_samples:
             return False
-        if self._shared.retention.now_us - self._last_adjustment_us < int(settings.cool_down_seconds * _MICROSECONDS):
+        if self._shared.claims.retention.now_us - self._last_adjustment_us < int(settings.cool_down_seconds * _MICROSECONDS):
             return False
         wanted = self._plan_adjustment(0)
         if wanted is None:
@@ -118,7 +118,7 @@ class LevelSizes:
             for level in range(len(self._quotas)):
                 if not self._is_durable(level) and self._try_share_anew(level, weights, has_changed):
                     has_changed = True
-        self._last_adjustment_us = self._shared.retention.now_us
+        self._last_adjustment_us = self._shared.claims.retention.now_us
         self._demand.restart()
         return has_changed
 
@@ -163,7 +163,7 @@ class LevelSizes:
         shared = self._shared
         if shared.storage.closed.has_disks:
             shared.storage.closed.look()
-        resizer = PoolResizer(shared.storage, shared.room_count, shared.room, shared.mover)
+        resizer = PoolResizer(shared.storage, shared.traffic.room_count, shared.traffic.room, shared.traffic.mover)
         return [int(resizer.count_must_stay(level, group)) for group in range(self._layout.num_pool_groups)]
 
     def _resize(self, level: int, quota: int, best_efforts: bool, weights: list[int] | None) -> bool:

@@ -85,7 +85,7 @@ class OpenSequences:
 
     def require_room(self, shared: SharedState, num_more: i64, call: str) -> None:
         """`LogicError` where so many more beams and leases would be more than there may be."""
-        num_users = len(self._states) + shared.num_further_beams + len(shared.leases)
+        num_users = len(self._states) + shared.num_further_beams + len(shared.claims.leases)
         if num_users + num_more > MOST_USERS:
             raise LogicError(
                 f"{call} with {num_users} beams of open sequences and leases: {num_more} more would be over {MOST_USERS}, the most that a "
@@ -108,7 +108,7 @@ class OpenSequences:
         self._handles.pop(state.request.serial, None)
         if not state.request.is_counted and state in self._not_counted:
             self._not_counted.remove(state)
-        state.shared.journal.close(state.request.serial, state.request.continues)
+        state.shared.guard.journal.close(state.request.serial, state.request.continues)
 
     def rewind(self, state: SequenceState, packed: bytes, usage: UsageRecorder | None) -> None:
         """The sequence holds what is there of the tokens ``packed``, and nothing else."""
@@ -216,7 +216,7 @@ def end_epoch(shared: SharedState, open_sequences: OpenSequences, scope: ReuseSc
                 beam.tail.is_retired = True
     for root, of_scope, _epoch in tree.roots():
         if of_scope in ended:
-            shared.drop_plans.void_of(root)
+            shared.claims.drop_plans.void_of(root)
     tree.retire(scopes, cause)
     shared.guard.end_change()
 
@@ -225,7 +225,7 @@ def require_closed(shared: SharedState, open_sequences: OpenSequences, call: str
     """`LogicError` while sequences or leases are open. Sequences whose handle is gone are closed first."""
     open_sequences.close_forgotten()
     _require_none(call, len(open_sequences), "sequence", "close() them first")
-    _require_none(call, len(shared.leases), "transfer lease", "settle() them once the other side is done, open_leases has them")
+    _require_none(call, len(shared.claims.leases), "transfer lease", "settle() them once the other side is done, open_leases has them")
 
 
 def _require_none(call: str, count: int, noun: str, way_out: str) -> None:

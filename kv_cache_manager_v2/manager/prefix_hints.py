@@ -34,8 +34,8 @@ def _set_priority(shared: SharedState, kind: int, blocks: list[Block], priority:
     clock, end = _find_end(shared, blocks, duration) if kind == RETAIN else (NO_CLOCK, 0)
     for position, block in enumerate(blocks):
         if kind != RETAIN:
-            shared.retention.release(block, priority)
-        elif not shared.retention.pin(block, priority, clock, end):
+            shared.claims.retention.release(block, priority)
+        elif not shared.claims.retention.pin(block, priority, clock, end):
             return blocks[:position]
     return blocks
 
@@ -46,7 +46,7 @@ def _find_end(shared: SharedState, blocks: list[Block], duration: int) -> tuple[
     if duration == FOR_EVER or len(blocks) == 0:
         return NO_CLOCK, 0
     if duration != EXPECTED:
-        return SECONDS, int(shared.retention.now_us) + duration
+        return SECONDS, int(shared.claims.retention.now_us) + duration
     storage = shared.storage
     for life_cycle in range(storage.rows.num_life_cycles):
         page = blocks[-1].first_page + life_cycle

@@ -56,7 +56,7 @@ class PrefixMatches:
         if packed is None or root is None:
             return NO_STATE_MATCH
         found = self._find_published(root, packed, settles)
-        if not with_planned or shared.planned.num_blocks == 0:
+        if not with_planned or shared.claims.planned.num_blocks == 0:
             return found
         return self._go_on_planned(root, packed, found)
 

@@ -49,7 +49,7 @@ def commit_any(state: SequenceState, tokens: Tokens) -> None:
         packed = _pack(state, tokens)
     begin = state.num_committed
     commit_steps.commit_packed(state, packed)
-    state.shared.journal.commit(state.request.serial, begin, packed)
+    state.shared.guard.journal.commit(state.request.serial, begin, packed)
 
 
 def _take_given(state: SequenceState, tokens: object) -> bytes | None:
@@ -79,7 +79,7 @@ def commit_last(state: SequenceState, tokens: Tokens) -> None:
     """Nothing will be committed after them; the caller calls `commit.stop_committing`, which belongs to the same record."""
     packed = _pack(state, tokens)
     commit_steps.commit_packed(state, packed, True)
-    state.shared.journal.commit_last(state.request.serial, packed)
+    state.shared.guard.journal.commit_last(state.request.serial, packed)
 
 
 def commit_given(state: SequenceState, num_tokens: i64) -> None:
@@ -91,7 +91,7 @@ def commit_given(state: SequenceState, num_tokens: i64) -> None:
     given = state.request.given
     if given is not None and given.num_tokens == state.num_committed:
         state.request.given = None
-    state.shared.journal.commit(state.request.serial, begin, packed)
+    state.shared.guard.journal.commit(state.request.serial, begin, packed)
 
 
 def validate_given(state: SequenceState, num_tokens: i64, capacity: i64) -> None:
@@ -154,7 +154,7 @@ def commit_of_beams(
             shared.tree.digests.acquire_again(packed)
         commit_steps.commit_packed(further, packed)
     shared.guard.end_change()
-    shared.journal.commit_picked(COMMIT_BEAMS, state.request.serial, sources, heads, packed)
+    shared.guard.journal.commit_picked(COMMIT_BEAMS, state.request.serial, sources, heads, packed)
 
 
 def commit_nodes(
@@ -177,7 +177,7 @@ def commit_nodes(
     shared.guard.begin_change()
     commit_steps.commit_packed(state, packed)
     shared.guard.end_change()
-    shared.journal.commit_picked(COMMIT_TREE, state.request.serial, positions, heads, packed)
+    shared.guard.journal.commit_picked(COMMIT_TREE, state.request.serial, positions, heads, packed)
 
 
 def offer_tokens(state: SequenceState, tokens: Tokens) -> int:
@@ -201,7 +201,7 @@ def offer_tokens(state: SequenceState, tokens: Tokens) -> int:
             state.shared.guard.begin_change()
             num_offered = offer(state, packed)
             state.shared.guard.end_change()
-        state.shared.journal.publish_planned(state.request.serial, packed, num_offered)
+        state.shared.guard.journal.publish_planned(state.request.serial, packed, num_offered)
         return int(num_offered)
     finally:
         tree.digests.release(packed)

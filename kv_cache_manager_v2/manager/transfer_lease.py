@@ -53,7 +53,7 @@ class TransferLease(Handle):
             return
         lease = self._lease
         try:
-            if not self._is_looked_at and shared.leases.is_open(lease.number) and not shared.guard.is_foreign:
+            if not self._is_looked_at and shared.claims.leases.is_open(lease.number) and not shared.guard.is_foreign:
                 text = (
                     f"lease {lease.number} on pages of sequence {lease.sequence_id} was dropped without settle(); its pages stay "
                     f"reserved: settle it through open_leases once the other side is done"
@@ -81,7 +81,7 @@ class TransferLease(Handle):
     @property
     def is_open(self) -> bool:
         """Whether the pages are still lent: `settle` ends it."""
-        return self._shared.leases.is_open(self._lease.number)
+        return self._shared.claims.leases.is_open(self._lease.number)
 
     @property
     def sequence_id(self) -> int:
@@ -107,6 +107,6 @@ class TransferLease(Handle):
             stream = None if cuda_stream is None else to_stream(cuda_stream, shared.device)
             timeline: i64 = NO_TIMELINE if stream is None else shared.order.enter(stream)
             shared.guard.begin_change()
-            shared.leases.settle(self._lease, timeline)
+            shared.claims.leases.settle(self._lease, timeline)
             shared.guard.end_change()
             journal.record(SETTLE, self._lease.number, 0 if stream is None else stream + 1)

@@ -27,7 +27,7 @@ def list_first_pages(blocks: list[Block], begin: i64, end: i64) -> vec[i64]:
 
 
 def _sinks_end(state: SequenceState, life_cycle: i64) -> i64:
-    sinks_end = state.shared.num_sink_blocks[life_cycle]
+    sinks_end = state.shared.windows.num_sink_blocks[life_cycle]
     return sinks_end if sinks_end < state.num_blocks else state.num_blocks
 
 
@@ -100,7 +100,7 @@ def _find_run_begin(state: SequenceState, ordinal: i64) -> i64:
     for life_cycle in range(state.shared.num_life_cycles):
         border = state.window_begins[life_cycle]
         if border > ordinal:
-            border = state.shared.num_sink_blocks[life_cycle]
+            border = state.shared.windows.num_sink_blocks[life_cycle]
         if begin < border <= ordinal:
             begin = border
     return begin

@@ -43,6 +43,7 @@ from ..base.change_count import ChangeCount
 from ..base.errors import BusyError, CorruptedError, LogicError
 from ..base.package_log import PackageLog
 from ..device.stream_order import StreamOrder
+from ..journal.call_journal import CallJournal
 from ..journal.call_records import CallRecords
 
 _IDLE: Final = 0
@@ -87,8 +88,8 @@ class StateChecker(metaclass=ABCMeta):
 @mypyc_attr(native_class=True)
 class CallGuard(CallDoor):
     __slots__ = (
-        "is_foreign", "publisher", "checker", "order", "_attention", "_busy", "_number", "_changes", "_journal", "_reason", "_abandoned",
-        "_process", "_readers", "_reader", "_is_read", "_is_entering", "_must_stay", "_asked",
+        "is_foreign", "publisher", "checker", "order", "_attention", "_busy", "_number", "_changes", "journal", "is_recording", "_reason",
+        "_abandoned", "_process", "_readers", "_reader", "_is_read", "_is_entering", "_must_stay", "_asked",
     )  # fmt: skip
 
     is_foreign: bool
@@ -117,7 +118,10 @@ class CallGuard(CallDoor):
     """Each locked by a thread that waits for a snapshot."""
     _changes: Final[ChangeCount]
     """Of the storage, which counts evictions: they change things before the call that needs the room does."""
-    _journal: Final[CallRecords]
+    journal: Final[CallRecords]
+    """Handed out by each call; without a journal one that keeps nothing."""
+    is_recording: Final[bool]
+    """Whether the journal keeps anything: asked where a record for each sequence of a batch would cost."""
     _reason: str | None
     """Why the manager is broken; None while it is sound."""
     _abandoned: Final[list[Abandoned]]
@@ -125,7 +129,8 @@ class CallGuard(CallDoor):
 
     def __init__(self, changes: ChangeCount, journal: CallRecords) -> None:
         self._changes = changes
-        self._journal = journal
+        self.journal = journal
+        self.is_recording = isinstance(journal, CallJournal)
         self.is_foreign = False
         self._process = os.getpid()
         self._attention = _IDLE
@@ -155,7 +160,7 @@ class CallGuard(CallDoor):
         self._number += 1
         self._busy = True
         self._is_entering = False
-        return self._journal
+        return self.journal
 
     def __exit__(self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         if error is None:
@@ -226,7 +231,7 @@ class CallGuard(CallDoor):
             self._record_interrupted(interruption, not isinstance(error, AssertionError))
         elif isinstance(error, AssertionError):
             raised = self._fail(error)
-        self._journal.discard()
+        self.journal.discard()
         self._leave()
         if interruption is not None and raised is not error:
             raise raised
@@ -280,7 +285,7 @@ class CallGuard(CallDoor):
         number = self._number
         if self._busy and not _is_a_call_running() and self._busy and self._number == number:
             self._busy = False
-            self._journal.discard()
+            self.journal.discard()
             self._record_interrupted(None, True)
             if self._reason is not None:
                 raise CorruptedError(f"the manager is broken: {self._reason}")
@@ -342,7 +347,7 @@ class CallGuard(CallDoor):
             except BaseException:
                 self.end_reading()
                 raise
-        return self._journal
+        return self.journal
 
     def end_reading(self) -> None:
         self._is_read = False
@@ -355,7 +360,7 @@ class CallGuard(CallDoor):
         raised: BaseException = error
         if isinstance(error, AssertionError):
             raised = self._fail(error)
-        self._journal.discard()
+        self.journal.discard()
         self.end_reading()
         if raised is not error:
             raise raised from error

@@ -68,7 +68,7 @@ def _end_commit(state: SequenceState, first_block: i64, mark: i64, staged: Block
     if staged is not None:
         plan = state.recurrent.snapshot_plan
         publish_snapshot(state, staged, plan is None or plan.is_due(state.num_committed))
-    if state.shared.early_copies is not None and (state.num_published > first_block or staged is not None):
+    if state.shared.traffic.early_copies is not None and (state.num_published > first_block or staged is not None):
         offload_published(state, first_block)
 
 
@@ -79,7 +79,7 @@ def record_retained(state: SequenceState, first_block: i64) -> None:
     block = state.path_end
     ordinal = state.num_published - 1
     while ordinal >= first_block:
-        state.shared.retention.record_published(plan, block, int(ordinal))
+        state.shared.claims.retention.record_published(plan, block, int(ordinal))
         parent = block.parent
         assert parent is not None, "a published path does not end at a root"
         block = parent
@@ -109,9 +109,9 @@ def stop_committing(state: SequenceState, is_closing: bool) -> None:
         take_back(state, 0)
     publishes = (state.tail.is_committing or state.tail.publishes_at_close) and not state.tail.is_retired
     if publishes and state.tail.count > 0 and not state.tail.is_shared:
-        if is_closing or state.shared.twin_pages is None:
+        if is_closing or state.shared.claims.twin_pages is None:
             _publish_tail(state, is_closing)
-            if not is_closing and state.shared.early_copies is not None:
+            if not is_closing and state.shared.traffic.early_copies is not None:
                 offload_published(state, state.num_published)
         else:
             state.tail.publishes_at_close = True

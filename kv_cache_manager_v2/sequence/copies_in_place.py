@@ -243,7 +243,7 @@ def plan_in_place(plan: ResizePlan) -> InPlaceCopies | None:
                     in_place.add_copy(life_cycle, PRIORITY_DEFAULT if len(priorities) == 0 else priorities[position])
                 position += 1
         priorities = NO_ORDINALS
-    if in_place.suffices(shared.room_count):
+    if in_place.suffices(shared.traffic.room_count):
         return in_place
     in_place.cancel()
     return None
@@ -262,6 +262,6 @@ def _add_donors(in_place: InPlaceCopies, plan: ResizePlan, turn: TurnPlan, publi
                 and count_given_back(state, life_cycle, ordinal, ordinal + 1) == 1
             ):
                 page = state.page_of(life_cycle, ordinal)
-                if shared.twin_pages is not None and shared.twin_pages.is_involved(page):
+                if shared.claims.twin_pages is not None and shared.claims.twin_pages.is_involved(page):
                     continue  # its slot is not the one that becomes free, or a twin goes on as this page
                 in_place.add_donor(page, shared.storage.pool_group_of[life_cycle])

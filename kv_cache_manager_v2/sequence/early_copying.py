@@ -12,7 +12,7 @@ from .sequence_state import SequenceState
 def offload_published(state: SequenceState, first_block: i64) -> None:
     """The pages of its published blocks from ``first_block`` on, its last partial block and the snapshot there included."""
     shared = state.shared
-    early = shared.early_copies
+    early = shared.traffic.early_copies
     if early is None or state.tail.is_retired:
         return
     end = state.num_published + 1 if state.tail.is_shared else state.num_published

@@ -71,8 +71,8 @@ class FinishDemand:
             kept_end: i64 = 0
             if len(self.beams) == 1:
                 kept_end = self.written_block
-                if shared.window_sizes[life_cycle] != UNBOUNDED and shared.num_sink_blocks[life_cycle] < kept_end:
-                    kept_end = shared.num_sink_blocks[life_cycle]
+                if shared.windows.sizes[life_cycle] != UNBOUNDED and shared.windows.num_sink_blocks[life_cycle] < kept_end:
+                    kept_end = shared.windows.num_sink_blocks[life_cycle]
             for ordinal in range(beam.num_blocks):
                 if beam.holds_page(life_cycle, ordinal):
                     page = beam.blocks[ordinal].first_page + life_cycle
@@ -125,9 +125,9 @@ class FinishDemand:
         shared = self.state.shared
         longest: i64 = 0
         for life_cycle in range(shared.num_life_cycles):
-            window = shared.window_sizes[life_cycle]
+            window = shared.windows.sizes[life_cycle]
             if window != UNBOUNDED:
-                full = window + (shared.num_sink_blocks[life_cycle] + 1) * shared.tokens_per_block
+                full = window + (shared.windows.num_sink_blocks[life_cycle] + 1) * shared.tokens_per_block
                 if full > longest:
                     longest = full
         return longest
@@ -140,41 +140,41 @@ class FinishDemand:
         counts = vec[i64]([0] * shared.storage.num_pool_groups)
         for life_cycle in range(shared.num_life_cycles):
             pool_group = shared.storage.pool_group_of[life_cycle]
-            window_begin = shared.compute_window_begin(life_cycle, history)
+            window_begin = shared.windows.compute_begin(life_cycle, history)
             if has_beams:
-                added = shared.count_new_pages(life_cycle, self.state.num_blocks, num_blocks, window_begin)
+                added = shared.windows.count_new_pages(life_cycle, self.state.num_blocks, num_blocks, window_begin)
                 counts[pool_group] += added * len(self.beams)
                 continue
-            count = shared.count_new_pages(life_cycle, 0, num_blocks, window_begin)
-            if self.state.scratch.is_enabled and shared.window_sizes[life_cycle] != UNBOUNDED:
+            count = shared.windows.count_new_pages(life_cycle, 0, num_blocks, window_begin)
+            if self.state.scratch.is_enabled and shared.windows.sizes[life_cycle] != UNBOUNDED:
                 bound = self._bound_with_scratch(life_cycle, max_step)
                 if bound < count:
                     count = bound
             counts[pool_group] += count
         if shared.has_state and not has_beams:
-            counts[shared.storage.pool_group_of[shared.state_life_cycle]] += shared.num_state_slots
+            counts[shared.storage.pool_group_of[shared.state_life_cycle]] += shared.recurrent.num_state_slots
         return counts
 
     def _bound_with_scratch(self, life_cycle: i64, max_step: i64) -> i64:
         """Sinks, a window before the step, one at its end, and the slots that the blocks between share."""
         shared = self.state.shared
         size = shared.tokens_per_block
-        window = shared.window_sizes[life_cycle]
+        window = shared.windows.sizes[life_cycle]
         num_inputs = (max_step + size - 1) // size
-        num_last = (window + shared.max_rewind_len + size - 1) // size + 1
+        num_last = (window + shared.windows.max_rewind_len + size - 1) // size + 1
         if num_last > num_inputs:
             num_last = num_inputs
         num_scratch = self.state.scratch.count_slots(life_cycle, num_inputs - num_last)
-        return shared.num_sink_blocks[life_cycle] + (window + size - 1) // size + 1 + num_last + num_scratch
+        return shared.windows.num_sink_blocks[life_cycle] + (window + size - 1) // size + 1 + num_last + num_scratch
 
 
 def count_holds(shared: SharedState, page: i64) -> i64:
     """Holds of the page, and sequences that use its twins."""
     rows = shared.storage.rows
     count: i64 = rows.num_holds(page)
-    if shared.twin_pages is not None:
-        for twin in shared.twin_pages.twins_of(page):
-            count += shared.twin_pages.count_users(twin)
+    if shared.claims.twin_pages is not None:
+        for twin in shared.claims.twin_pages.twins_of(page):
+            count += shared.claims.twin_pages.count_users(twin)
     return count
 
 
@@ -182,9 +182,9 @@ def count_locks(shared: SharedState, page: i64) -> i64:
     """Locks of the page, and sequences that use its twins."""
     rows = shared.storage.rows
     count: i64 = rows.num_locks(page)
-    if shared.twin_pages is not None:
-        for twin in shared.twin_pages.twins_of(page):
-            count += shared.twin_pages.count_users(twin)
+    if shared.claims.twin_pages is not None:
+        for twin in shared.claims.twin_pages.twins_of(page):
+            count += shared.claims.twin_pages.count_users(twin)
     return count
 
 

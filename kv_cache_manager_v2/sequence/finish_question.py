@@ -201,7 +201,7 @@ class FinishQuestion:
         pool_group = storage.pool_group_of[life_cycle]
         level = storage.rows.level(page)
         is_shared = count_holds(self._shared, page) > 1
-        if is_shared and self._shared.twin_pages is not None and int(page) not in self._with_twins:
+        if is_shared and self._shared.claims.twin_pages is not None and int(page) not in self._with_twins:
             self._count_twins(page, pool_group)
         if is_shared and self._is_out_of_reach(page):
             if is_kept:
@@ -239,7 +239,7 @@ class FinishQuestion:
         """Of a published page and its twins one is left while the listed sequences are suspended, or those that other sequences use, and
         leased twins: the slots of the rest are within reach."""
         self._with_twins.add(int(page))
-        twin_pages = self._shared.twin_pages
+        twin_pages = self._shared.claims.twin_pages
         assert twin_pages is not None, "a page has twins where indices move"
         rows = self._shared.storage.rows
         num_copies: i64 = 1

@@ -26,7 +26,7 @@ def has_room_to_fork(state: SequenceState, num_forks: i64) -> bool:
     needed = vec[i64]([0] * storage.num_pool_groups)
     needed[storage.pool_group_of[shared.state_life_cycle]] = num_forks * len(state.recurrent.state_blocks)
     digest_mark = storage.digest.mark()
-    if not shared.room_count.find_refusal(needed, vec[i64]([0] * storage.num_pool_groups)):
+    if not shared.traffic.room_count.find_refusal(needed, vec[i64]([0] * storage.num_pool_groups)):
         return True
     # The call is going to raise, so no journal has it.
     storage.digest.roll_back(digest_mark)
@@ -49,7 +49,7 @@ def try_fork(state: SequenceState, child: SequenceState) -> bool:
         try:
             needed = vec[i64]([0] * storage.num_pool_groups)
             needed[storage.pool_group_of[shared.state_life_cycle]] = len(state.recurrent.state_blocks)
-            shared.room.make_room(needed, account)
+            shared.traffic.room.make_room(needed, account)
             if len(state.arrivals.points) > 0:
                 # The state may be on its way; its copy is made in order behind that.
                 settle_arrivals(state)

@@ -14,10 +14,10 @@ def lease_blocks(state: SequenceState, begin: i64, end: i64) -> TransferLeaseSta
     Of life cycles without a window those of earlier blocks are kept with them: the holder of a page of a path holds those before it.
     """
     shared = state.shared
-    leases = shared.leases
+    leases = shared.claims.leases
     lease = leases.open(state.id)
     for life_cycle in range(shared.num_life_cycles):
-        for ordinal in range(0 if shared.window_sizes[life_cycle] == UNBOUNDED else begin, end):
+        for ordinal in range(0 if shared.windows.sizes[life_cycle] == UNBOUNDED else begin, end):
             if state.holds_page(life_cycle, ordinal):
                 page = state.page_of(life_cycle, ordinal) if ordinal >= begin else state.blocks[ordinal].first_page + life_cycle
                 leases.add_page(lease, life_cycle, page, ordinal >= begin)

@@ -34,7 +34,7 @@ def find_leased_beyond(shared: SharedState, pool_group: i64, num_slots: i64) -> 
     """The number of a lease that has a slot of level 0 behind that end; leased slots cannot move."""
     storage = shared.storage
     limit = storage.allocators[pool_group].first_slot + num_slots
-    for lease in shared.leases.open_leases():
+    for lease in shared.claims.leases.open_leases():
         for life_cycle in range(shared.num_life_cycles):
             if storage.pool_group_of[life_cycle] == pool_group:
                 for slot in lease.slots[life_cycle]:
@@ -97,7 +97,7 @@ class _LevelChange:
         self._old_counts = [int(storage.allocators[self._first + index].num_slots) for index in range(len(counts))]
         self._shrunk = []
         self._num_remapped = 0
-        self._resizer = PoolResizer(storage, shared.room_count, shared.room, shared.mover)
+        self._resizer = PoolResizer(storage, shared.traffic.room_count, shared.traffic.room, shared.traffic.mover)
         # Of each pool group: a mark of each sequence, and the point after the copies.
         self._points = vec[i64]([NO_POINT] * (len(counts) * (len(self._states) + 1)))
         self._num_points = 0
@@ -143,7 +143,7 @@ class _LevelChange:
         resizer = self._resizer
         if level == 0:
             # Active sequences use their pages on streams of their own: the copies wait for these, and they for the copies.
-            timeline = shared.mover.timeline(0, 0)
+            timeline = shared.traffic.mover.timeline(0, 0)
             for state in self._states:
                 if state.timeline != NO_TIMELINE:
                     mark = order.mark(state.timeline)
@@ -156,7 +156,7 @@ class _LevelChange:
         except BaseException:
             if level == 0:
                 # Some copies may be under way: they read pages that active sequences are going to write.
-                mark = order.mark(shared.mover.timeline(0, 0))
+                mark = order.mark(shared.traffic.mover.timeline(0, 0))
                 for state in self._states:
                     if state.timeline != NO_TIMELINE:
                         order.wait(state.timeline, mark)

@@ -23,23 +23,24 @@ from .disk_arrivals import are_reads_here, expect_reads, wait_for_reads
 from .sequence_state import Arrivals, SequenceState
 
 
-def lock_page_on_its_way(state: SequenceState, page: i64, pool_group: i64) -> i64:
-    """Lock without making the stream wait for what may take as long as a lower tier; returns the slot id."""
+def lock_page(state: SequenceState, page: i64, pool_group: i64, waits: bool) -> i64:
+    """Lock the page; returns the slot id. Not ``waits``: the stream does not wait for what may take as long as a lower tier."""
     storage = state.shared.storage
-    point = storage.allocators[pool_group].ready[storage.rows.slot(page)]
-    if state.shared.order.is_slow(point):
-        state.record_arrival(point)
-        return storage.lock_without_wait(page, pool_group)
+    if not waits:
+        point = storage.allocators[pool_group].ready[storage.rows.slot(page)]
+        if state.shared.order.is_slow(point):
+            state.record_arrival(point)
+            return storage.lock_without_wait(page, pool_group)
     return storage.lock(page, pool_group, state.timeline)
 
 
-def lock_pages_on_their_way(state: SequenceState, life_cycle: i64) -> None:
+def lock_each_page(state: SequenceState, life_cycle: i64, waits: bool) -> None:
     pool_group = state.shared.storage.pool_group_of[life_cycle]
     table = state.tables[life_cycle]
     for ordinal in range(state.num_blocks):
         if state.holds_page(life_cycle, ordinal):
             page = state.blocks[ordinal].first_page + life_cycle
-            table.set(ordinal, lock_page_on_its_way(state, page, pool_group))
+            table.set(ordinal, lock_page(state, page, pool_group, waits))
 
 
 # -- apart ----------------------------------------------------------------------------------------------------------------
@@ -66,7 +67,7 @@ def begin_apart(state: SequenceState, needed: vec[i64]) -> OwnStream | None:
     if len(state.arrivals.points) == 0 and not _takes_slow_slot(shared.storage, needed):
         return None
     own = OwnStream(state.stream, state.timeline)
-    apart = shared.mover.timeline(GPU_LEVEL, GPU_LEVEL)
+    apart = shared.traffic.mover.timeline(GPU_LEVEL, GPU_LEVEL)
     state.timeline = apart
     state.stream = shared.order.stream_of(apart)
     ordinal = state.num_published

@@ -46,7 +46,7 @@ def find_path(shared: SharedState, root: Block, packed: bytes) -> PlannedMatch:
     while position + tree.block_bytes <= len(packed):
         key = packed[position : position + tree.block_bytes]
         child = None if node is None else tree.find_child(node, key)
-        planned = shared.planned.find(node, above, key)
+        planned = shared.claims.planned.find(node, above, key)
         if child is not None:
             block = child
         elif planned is not None:

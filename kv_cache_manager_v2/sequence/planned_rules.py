@@ -167,7 +167,7 @@ def validate_others(state: SequenceState, capacity: i64, history: i64, batch_num
         return
     for planned in links.offered:
         if planned.ordinal >= first:
-            for below in state.shared.planned.list_below(planned):
+            for below in state.shared.claims.planned.list_below(planned):
                 for reader in below.readers:
                     if reader.batch_number == batch_number:
                         raise LogicError(

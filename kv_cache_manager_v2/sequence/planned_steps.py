@@ -20,7 +20,6 @@ from ..storage.decision_digest import PLANNED
 from .forked_blocks import release_block
 from .page_users import release_page
 from .planned_blocks import PlannedBlock, PlannedLinks
-from .planned_rules import find_taken_back
 from .sequence_state import NO_TIMELINE, SequenceState
 
 
@@ -53,7 +52,7 @@ def offer(state: SequenceState, packed: bytes) -> i64:
     while position < end:
         key = text[position : position + block_bytes]
         child = None if node is None else tree.find_child(node, key)
-        planned = shared.planned.find(node, above, key)
+        planned = shared.claims.planned.find(node, above, key)
         if planned is not None and planned.writer is not state:
             # What is behind it is of use only once that sequence has committed.
             break
@@ -66,14 +65,14 @@ def offer(state: SequenceState, packed: bytes) -> i64:
                     # It is hidden, and stays so.
                     break
                 # What had its place was taken back.
-                shared.planned.show(own, node, above)
+                shared.claims.planned.show(own, node, above)
                 planned = own
                 is_shown = True
             if is_shown:
                 num_offered += 1
         elif child is None and planned is None:
             planned = PlannedBlock(state.blocks[ordinal], state, ordinal, key, node, None if node is not None else above)
-            shared.planned.add(planned)
+            shared.claims.planned.add(planned)
             links.offered.append(planned)
             num_offered += 1
             _expect_writes(state, planned)
@@ -169,29 +168,23 @@ def confirm(planned: PlannedBlock, above: Block, published: Block) -> None:
         _record_end(reader)
     planned.readers.clear()
     writer = planned.writer
-    writer.shared.planned.remove(planned, published)
+    writer.shared.claims.planned.remove(planned, published)
     links = writer.sharing.planned
     if links is not None and links.is_idle:
         writer.sharing.planned = None
 
 
-def take_back_for_resize(state: SequenceState, capacity: i64, history: i64) -> None:
-    first = find_taken_back(state, capacity, history)
-    if first >= 0:
-        take_back(state, first)
-
-
 def take_back(state: SequenceState, begin: i64) -> None:
-    """From block ``begin`` on nothing of the writer is planned any more, and nothing below; the readers of that are void."""
+    """From block ``begin`` on, if that is one, nothing of the writer is planned any more, and nothing below; readers of that are void."""
     links = state.sharing.planned
-    if links is None:
+    if links is None or begin < 0:
         return
     shared = state.shared
     gone: list[PlannedBlock] = []
     seen: set[int] = set()
     for planned in links.offered:
         if planned.ordinal >= begin and int(planned.block.first_page) not in seen:
-            for below in shared.planned.list_below(planned):
+            for below in shared.claims.planned.list_below(planned):
                 if int(below.block.first_page) not in seen:
                     seen.add(int(below.block.first_page))
                     gone.append(below)
@@ -207,7 +200,7 @@ def take_back(state: SequenceState, begin: i64) -> None:
         for reader in planned.readers:
             lost[reader.request.serial] = reader
             lost_at[reader.request.serial] = min(lost_at.get(reader.request.serial, int(planned.ordinal)), int(planned.ordinal))
-        shared.planned.remove(planned, None)
+        shared.claims.planned.remove(planned, None)
         offered = planned.writer.sharing.planned
         assert offered is not None, "the writer of a planned block does not know of it"
         if offered.offered[len(offered.offered) - 1] is planned:

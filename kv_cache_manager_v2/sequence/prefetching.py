@@ -36,14 +36,14 @@ def try_prefetch(state: SequenceState, level: i64) -> bool:
         return False
     shared.guard.begin_change()
     try:
-        shared.onboarding.bring_up(wanted, nothing, False, None)
+        shared.traffic.onboarding.bring_up(wanted, nothing, False, None)
     except AssertionError:
         raise
     except Exception:
         # All is in its queues again, whatever the device refused.
         shared.guard.end_change()
         raise
-    shared.onboarding.put_back(wanted)
+    shared.traffic.onboarding.put_back(wanted)
     shared.guard.end_change()
     return True
 
@@ -77,8 +77,8 @@ def try_prefetch_blocks(shared: SharedState, blocks: list[Block], level: i64) ->
     num_begun = storage.changes.num_begun
     try:
         if _has_room(shared, wanted, level):
-            shared.onboarding.bring_up(wanted, nothing, False, None)
-            shared.onboarding.put_back(wanted)
+            shared.traffic.onboarding.bring_up(wanted, nothing, False, None)
+            shared.traffic.onboarding.put_back(wanted)
             is_done = True
     except AssertionError:
         raise
@@ -108,7 +108,7 @@ def _life_cycle_of(shared: SharedState, page: i64) -> i64:
 
 def _has_room(shared: SharedState, wanted: OnboardList, level: i64) -> bool:
     for pool_group in range(shared.storage.num_pool_groups):
-        if not shared.room_count.has_room_at(level, pool_group, wanted.num_below[pool_group], wanted.num_here[pool_group]):
+        if not shared.traffic.room_count.has_room_at(level, pool_group, wanted.num_below[pool_group], wanted.num_here[pool_group]):
             return False
         if level > 0 and wanted.num_below[pool_group] > 0 and not _can_begin(shared, wanted, level, pool_group):
             return False

@@ -171,7 +171,7 @@ def _rebase(state: SequenceState, owners: list[SequenceState], block: Block, pub
             elif decision == REPLACE:
                 replace_page(storage, ours, theirs, pool_group)
             if decision <= REPLACE:
-                shared.leases.record_moved(ours, theirs, life_cycle)
+                shared.claims.leases.record_moved(ours, theirs, life_cycle)
             else:
                 for owner in owners:
                     if owner.holds_page(life_cycle, ordinal):
@@ -195,7 +195,7 @@ def _rebase(state: SequenceState, owners: list[SequenceState], block: Block, pub
 def _decide(state: SequenceState, ours: i64, theirs: i64) -> i64:
     """As the table says; KEEP: each owner that can."""
     rows = state.shared.storage.rows
-    stays = state.shared.twin_pages is not None
+    stays = state.shared.claims.twin_pages is not None
     if not rows.has_page(theirs):
         return MOVE
     if rows.num_locks(ours) > 0:

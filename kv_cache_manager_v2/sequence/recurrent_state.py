@@ -25,14 +25,14 @@ from ..reuse.token_packing import TOKEN_BYTES
 from ..stats.page_counters import PageCounters
 from ..storage.page_bytes import clear_page, copy_page
 from .learned_placement import AMID_PATH, END_OF_NEW, PromptPlace
-from .page_arrivals import lock_page_on_its_way
+from .page_arrivals import lock_page
 from .sequence_state import NO_TIMELINE, SequenceState
 from .snapshot_plan import SnapshotPlan
 
 
 def live_block(state: SequenceState, position: i64) -> Block:
     """The block whose page is the state at that length, once the sequence has slots of recurrent state."""
-    return state.recurrent.state_blocks[position % state.shared.num_state_slots]
+    return state.recurrent.state_blocks[position % state.shared.recurrent.num_state_slots]
 
 
 def begin_with(state: SequenceState, found: StateMatch, packed: bytes, prompt_length: int, positions: list[int], is_new: bool) -> None:
@@ -48,10 +48,10 @@ def begin_with(state: SequenceState, found: StateMatch, packed: bytes, prompt_le
     state.recurrent.matched_snapshot = snapshot
     state.recurrent.state_tokens = found.state_tokens
     state.recurrent.attention_tokens = found.attention_tokens
-    policy = shared.snapshot_policy
+    policy = shared.recurrent.snapshot_policy
     num_input_tokens = len(packed) // TOKEN_BYTES
     planned = set(positions)
-    learned = shared.learned_placement
+    learned = shared.recurrent.learned_placement
     chosen: list[int] | None = None
     if learned is not None:
         place = PromptPlace(state.request.scope, num_input_tokens, AMID_PATH, END_OF_NEW)
@@ -71,7 +71,7 @@ def begin_with(state: SequenceState, found: StateMatch, packed: bytes, prompt_le
         planned,
         interval,
         max(num_input_tokens, prompt_length),
-        int(shared.num_state_slots) - 1,
+        int(shared.recurrent.num_state_slots) - 1,
         int(found.match.num_tokens),
     )
 
@@ -123,7 +123,7 @@ def add_needed_state_slots(state: SequenceState, needed: vec[i64]) -> None:
     """What the first resume has to allocate, added per pool group."""
     shared = state.shared
     if needs_state_slots(state):
-        needed[shared.storage.pool_group_of[shared.state_life_cycle]] += shared.num_state_slots
+        needed[shared.storage.pool_group_of[shared.state_life_cycle]] += shared.recurrent.num_state_slots
 
 
 def begin_state(state: SequenceState, account: PageCounters | None) -> None:
@@ -136,7 +136,7 @@ def begin_state(state: SequenceState, account: PageCounters | None) -> None:
     life_cycle = shared.state_life_cycle
     pool_group = storage.pool_group_of[life_cycle]
     try:
-        for slot in range(shared.num_state_slots):
+        for slot in range(shared.recurrent.num_state_slots):
             block = shared.tree.pool.take()
             state.recurrent.state_blocks.append(block)
             storage.make_locked_page(block.first_page + life_cycle, pool_group, PRIORITY_DEFAULT, state.timeline)
@@ -181,10 +181,7 @@ def lock_state(state: SequenceState, waits: bool) -> None:
     pool_group = storage.pool_group_of[shared.state_life_cycle]
     for block in state.recurrent.state_blocks:
         page = block.first_page + shared.state_life_cycle
-        if waits:
-            storage.lock(page, pool_group, state.timeline)
-        else:
-            lock_page_on_its_way(state, page, pool_group)
+        lock_page(state, page, pool_group, waits)
 
 
 def unlock_state(state: SequenceState, mark: i64) -> None:

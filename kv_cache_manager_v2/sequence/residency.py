@@ -27,7 +27,7 @@ from .block_runs import release_published, hold_pages, list_first_pages, lock_pa
 from .disk_arrivals import record_doubtful_pages, settle_before_resume
 from .early_copying import offload_published
 from .forked_blocks import release_block, leave_family
-from .page_arrivals import begin_apart, end_apart, lock_pages_on_their_way, settle_arrivals, take_over_arrivals
+from .page_arrivals import begin_apart, end_apart, lock_each_page, settle_arrivals, take_over_arrivals
 from .page_users import release_page
 from .recurrent_state import (
     add_needed_state_slots,
@@ -43,6 +43,7 @@ from .recurrent_state import (
 from .planned_blocks import PlannedBlock
 from .planned_steps import leave_writers, read_planned, take_back
 from .published_tail import can_take_tail_back, forget_copies_of_tail, withdraw_tail
+from .resize_plan import add_slots
 from .scratch import add_needed_slots
 from .sequence_state import ACTIVE, CLOSED, NO_TIMELINE, SUSPENDED, Arrivals, SequenceState
 from .snapshots import leave_last_state
@@ -90,7 +91,7 @@ def hold_match(state: SequenceState, match: Match, planned: list[PlannedBlock]) 
         state.path_end = match.blocks[state.num_published - 1]
         state.path_end.num_pins += 1
     for life_cycle in range(shared.num_life_cycles):
-        state.window_begins[life_cycle] = shared.compute_window_begin(life_cycle, num_tokens)
+        state.window_begins[life_cycle] = shared.windows.compute_begin(life_cycle, num_tokens)
         state.tables[life_cycle].resize(state.num_blocks)
     hold_pages(state, list_first_pages(state.blocks, 0, state.num_blocks))
     if len(planned) > 0:
@@ -120,10 +121,10 @@ def ask_matched_priorities(state: SequenceState, match: Match) -> list[int]:
     shared = state.shared
     priorities: list[int] = []
     for life_cycle in range(shared.num_life_cycles):
-        window_begin = shared.compute_window_begin(life_cycle, match.num_tokens)
+        window_begin = shared.windows.compute_begin(life_cycle, match.num_tokens)
         ordinal: i64
         for ordinal in range(len(match.blocks)):
-            if shared.count_new_pages(life_cycle, ordinal, ordinal + 1, window_begin) == 1:
+            if shared.windows.count_new_pages(life_cycle, ordinal, ordinal + 1, window_begin) == 1:
                 priorities.append(int(state.ask_priority(ordinal, life_cycle)))
     return priorities
 
@@ -177,7 +178,7 @@ def _resume_all(state: SequenceState, stream: int, waits: bool) -> bool:
     resumes = [_Resume(one) for one in states]
     needed = vec[i64]([0] * storage.num_pool_groups)
     for resume in resumes:
-        _add_all(needed, resume.needed)
+        needed = add_slots(needed, resume.needed)
     wanted = list_pages(states, GPU_LEVEL) if storage.last_level > 0 else None
     takes_tail_back = False
     if _find_refusal(state, needed, wanted):
@@ -193,17 +194,17 @@ def _resume_all(state: SequenceState, stream: int, waits: bool) -> bool:
     shared.guard.begin_change()
     try:
         if wanted is not None and wanted.needs_work(needed):
-            shared.onboarding.bring_up(wanted, needed, waits, account)
+            shared.traffic.onboarding.bring_up(wanted, needed, waits, account)
         else:
-            shared.room.make_room(needed, account)
+            shared.traffic.room.make_room(needed, account)
     except AssertionError:
         raise
     except Exception as error:
         # All is in its queues again, whatever the device refused.
         shared.order.leave(timeline)
         shared.guard.end_change()
-        if isinstance(error, StorageIOError) and len(shared.onboarding.failed) > 0:
-            raise make_load_failed(state, shared.onboarding.failed, str(error)) from error
+        if isinstance(error, StorageIOError) and len(shared.traffic.onboarding.failed) > 0:
+            raise make_load_failed(state, shared.traffic.onboarding.failed, str(error)) from error
         raise
     if takes_tail_back:
         forget_copies_of_tail(state)
@@ -215,11 +216,6 @@ def _resume_all(state: SequenceState, stream: int, waits: bool) -> bool:
         withdraw_tail(state)
     shared.guard.end_change()
     return True
-
-
-def _add_all(total: vec[i64], counts: vec[i64]) -> None:
-    for index in range(len(counts)):
-        total[index] += counts[index]
 
 
 def _activate_all(resumes: list[_Resume], stream: int, waits: bool) -> None:
@@ -263,10 +259,8 @@ def _lock_all_pages(state: SequenceState, stream: int, waits: bool) -> None:
     for life_cycle in range(state.shared.num_life_cycles):
         if waits and state.scratch.num_blocks == 0:
             lock_pages(state, first_pages, life_cycle)
-        elif waits:
-            _lock_pages(state, life_cycle)
         else:
-            lock_pages_on_their_way(state, life_cycle)
+            lock_each_page(state, life_cycle, waits)
     lock_state(state, waits)
 
 
@@ -337,7 +331,7 @@ def _add_page(state: SequenceState, wanted: OnboardList, page: i64, life_cycle: 
 
 
 def _find_refusal(state: SequenceState, needed: vec[i64], wanted: OnboardList | None) -> bool:
-    room_count = state.shared.room_count
+    room_count = state.shared.traffic.room_count
     nothing = vec[i64]([0] * state.shared.storage.num_pool_groups)
     if wanted is None:
         return room_count.find_refusal(needed, nothing)
@@ -379,17 +373,6 @@ def _find_overuse(state: SequenceState) -> bool:
             storage.refuse(Refusal(GPU_LEVEL, int(pool_group), 0, int(free), int(evictable), text), locked)
             return True
     return False
-
-
-def _lock_pages(state: SequenceState, life_cycle: i64) -> None:
-    storage = state.shared.storage
-    pool_group = storage.pool_group_of[life_cycle]
-    table = state.tables[life_cycle]
-    blocks = state.blocks
-    timeline = state.timeline
-    for ordinal in range(state.num_blocks):
-        if state.holds_page(life_cycle, ordinal):
-            table.set(ordinal, storage.lock(blocks[ordinal].first_page + life_cycle, pool_group, timeline))
 
 
 def suspend(state: SequenceState) -> None:
@@ -451,7 +434,7 @@ def close(state: SequenceState) -> None:
         end_twins(state, mark)
     state.scratch.release_all(mark)
     leave_last_state(state)
-    if shared.early_copies is not None:
+    if shared.traffic.early_copies is not None:
         offload_published(state, 0)
     free_state(state, mark)
     _release_blocks(state, mark)
@@ -471,8 +454,8 @@ def close(state: SequenceState) -> None:
     state.status = CLOSED
     state.sharing.planned = None
     state.next_slow_capacity = 0
-    if shared.early_copies is not None:
-        shared.early_copies.offload_if_idle()
+    if shared.traffic.early_copies is not None:
+        shared.traffic.early_copies.offload_if_idle()
     shared.guard.end_change()
 
 
@@ -495,8 +478,8 @@ def _release_blocks(state: SequenceState, mark: i64) -> None:
     if goes_by_runs:
         release_published(state, mark)
     shared.storage.learning.request.end()
-    if shared.retention.num_expected > 0:
-        shared.retention.end_expected()
+    if shared.claims.retention.num_expected > 0:
+        shared.claims.retention.end_expected()
 
 
 def _describe_request(state: SequenceState) -> None:

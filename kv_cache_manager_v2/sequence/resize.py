@@ -17,7 +17,8 @@ from .block_runs import list_first_pages, make_pages
 from .copies_in_place import InPlaceCopies, plan_in_place
 from .forked_blocks import NO_ORDINALS, cut_forked, release_block, settle_forked
 from .page_users import release_page
-from .planned_steps import take_back_for_resize
+from .planned_rules import find_taken_back
+from .planned_steps import take_back
 from .published_tail import take_tail_back
 from .resize_plan import (
     CopyWay,
@@ -101,13 +102,13 @@ def _evict(plan: ResizePlan, peak: vec[i64], account: PageCounters | None) -> No
     shared = plan.turns[0].state.shared
     for pool_group in range(shared.storage.num_pool_groups):
         if peak[pool_group] > shared.storage.allocators[pool_group].num_free:
-            shared.room.free_slots(0, pool_group, peak[pool_group], CAPACITY, account)
+            shared.traffic.room.free_slots(0, pool_group, peak[pool_group], CAPACITY, account)
 
 
 def _copy_first(plan: ResizePlan, account: PageCounters | None) -> StagedCopies:
     """Copy the shared blocks of all turns. The device's own error if it refuses; nothing has changed then but what was evicted."""
     shared = plan.turns[0].state.shared
-    shared.room.make_room(count_staged_copies(plan.turns, shared.storage.num_pool_groups), account)
+    shared.traffic.room.make_room(count_staged_copies(plan.turns, shared.storage.num_pool_groups), account)
     staged = StagedCopies(shared, account)
     try:
         # The first turn last, so that its slots are the same as without the other beams.
@@ -144,7 +145,7 @@ def _apply(plan: ResizePlan) -> None:
                 in_place.enqueue()
     shared.guard.begin_change()
     if first.state.sharing.planned is not None:
-        take_back_for_resize(first.state, plan.capacity, plan.history)
+        take_back(first.state, find_taken_back(first.state, plan.capacity, plan.history))
     if plan.way is CopyWay.WITHDRAWN:
         take_tail_back(plan.turns[0].state)
     priorities = plan.priorities
@@ -166,9 +167,9 @@ def _apply_turn(
         in_place.settle(state, account)
     _set_numbers(state, plan.capacity, plan.history)
     if len(turn.copies) == 0 or plan.way is CopyWay.LAST:
-        shared.room.make_room_or_drop(turn.needed, account)
+        shared.traffic.room.make_room_or_drop(turn.needed, account)
     else:
-        shared.room.make_room_or_drop(subtract_slots(turn.needed, turn.copied), account)
+        shared.traffic.room.make_room_or_drop(subtract_slots(turn.needed, turn.copied), account)
     if plan.way is CopyWay.LAST:
         copy_shared_blocks(state, turn.copies, priorities, account)
     if turn.first_written < state.forked_end and state.sharing.planned is None:

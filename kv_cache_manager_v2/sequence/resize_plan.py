@@ -117,7 +117,7 @@ def plan_resize(states: list[SequenceState], capacity: i64, history: i64) -> Res
             plan.way = CopyWay.FIRST
         needed = turn.needed if position == 0 else add_slots(needed, turn.needed)
         released = turn.released if position == 0 else add_slots(released, turn.released)
-        if shared.room_count.find_refusal(needed, released):
+        if shared.traffic.room_count.find_refusal(needed, released):
             return _plan_without_copy(plan, turn) if len(states) == 1 else None
         plan.turns.append(turn)
         position += 1
@@ -144,7 +144,7 @@ def _plan_without_copy(plan: ResizePlan, turn: TurnPlan) -> ResizePlan | None:
     if not is_copy_of_tail(turn) or not can_take_tail_back(state):
         return None
     withdrawn = plan_turn(state, NO_ORDINALS, turn.first_written, plan)
-    if state.shared.room_count.find_refusal(withdrawn.needed, withdrawn.released):
+    if state.shared.traffic.room_count.find_refusal(withdrawn.needed, withdrawn.released):
         return None
     plan.way = CopyWay.WITHDRAWN
     plan.turns.append(withdrawn)
@@ -164,8 +164,8 @@ def plan_turn(state: SequenceState, copies: list[int], first_written: i64, plan:
     for life_cycle in range(shared.num_life_cycles):
         pool_group = shared.storage.pool_group_of[life_cycle]
         begin = state.window_begins[life_cycle]
-        new_begin = shared.compute_window_begin(life_cycle, plan.history)
-        turn.needed[pool_group] += shared.count_new_pages(life_cycle, state.num_blocks, plan.num_blocks, new_begin)
+        new_begin = shared.windows.compute_begin(life_cycle, plan.history)
+        turn.needed[pool_group] += shared.windows.count_new_pages(life_cycle, state.num_blocks, plan.num_blocks, new_begin)
         if moves_scratch:
             _plan_scratch(turn, life_cycle, plan.capacity, plan.history)
         elif state.scratch.is_out_of(life_cycle, new_begin):
@@ -206,8 +206,8 @@ def _plan_scratch(turn: TurnPlan, life_cycle: i64, capacity: i64, history: i64) 
 
 def will_hold_page(state: SequenceState, life_cycle: i64, ordinal: i64, capacity: i64, history: i64) -> bool:
     """Whether that block has a page of the life cycle after the resize."""
-    window_begin = state.shared.compute_window_begin(life_cycle, history)
-    if state.shared.count_new_pages(life_cycle, ordinal, ordinal + 1, window_begin) == 0:
+    window_begin = state.shared.windows.compute_begin(life_cycle, history)
+    if state.shared.windows.count_new_pages(life_cycle, ordinal, ordinal + 1, window_begin) == 0:
         return False
     scratch = state.scratch
     if not scratch.is_enabled or capacity == state.capacity or ordinal < scratch.compute_begin(life_cycle, history, capacity):
@@ -250,7 +250,7 @@ def count_peak(plan: ResizePlan, copies_first: bool) -> vec[i64]:
 def has_room(shared: SharedState, needed: vec[i64]) -> bool:
     """Whether so many slots per pool group are to be had now."""
     for pool_group in range(shared.storage.num_pool_groups):
-        if not shared.room_count.has_room(pool_group, needed[pool_group]):
+        if not shared.traffic.room_count.has_room(pool_group, needed[pool_group]):
             return False
     return True
 

@@ -128,7 +128,7 @@ class RoomQuestion:
 
     def _let_twin_go_on(self, page: i64) -> bool:
         """The page has lost its last lock: its oldest twin, if it has one, takes its place, and its slot is free."""
-        twin_pages = self._shared.twin_pages
+        twin_pages = self._shared.claims.twin_pages
         if twin_pages is not None:
             for twin in twin_pages.twins_of(page):
                 if twin not in self._gone_on:
@@ -171,7 +171,7 @@ class RoomQuestion:
         held_less = vec[i64]([-count for count in self._newly_held])
         mark = storage.digest.mark()
         last_refusal = storage.last_refusal
-        if not self._shared.room_count.find_onboard_refusal(needed, released, held_less, nothing, nothing):
+        if not self._shared.traffic.room_count.find_onboard_refusal(needed, released, held_less, nothing, nothing):
             return None
         refusal = storage.last_refusal
         assert refusal is not None, "a call was refused for no reason"
@@ -186,7 +186,7 @@ def _list_released(turn: TurnPlan, plan: ResizePlan, life_cycle: i64, with_copie
     state = turn.state
     kept = int(state.num_blocks if state.num_blocks < plan.num_blocks else plan.num_blocks)
     begin = int(state.window_begins[life_cycle])
-    ordinals = set(range(begin, min(int(state.shared.compute_window_begin(life_cycle, plan.history)), kept)))
+    ordinals = set(range(begin, min(int(state.shared.windows.compute_begin(life_cycle, plan.history)), kept)))
     ordinals.update(range(kept, int(state.num_blocks)))
     if state.scratch.is_enabled and plan.capacity != state.capacity:
         first = int(state.scratch.compute_begin(life_cycle, plan.history, plan.capacity))
@@ -212,6 +212,6 @@ def _count_scratch_released(turn: TurnPlan, plan: ResizePlan, pool_group: i64) -
                 wanted = state.scratch.count_slots(life_cycle, end - begin)
                 if wanted < num_slots:
                     count += num_slots - wanted
-            elif state.scratch.is_out_of(life_cycle, shared.compute_window_begin(life_cycle, plan.history)):
+            elif state.scratch.is_out_of(life_cycle, shared.windows.compute_begin(life_cycle, plan.history)):
                 count += num_slots
     return count

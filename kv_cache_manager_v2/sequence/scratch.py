@@ -38,7 +38,7 @@ class Scratch:
         self.begins = vec[i64]([0] * shared.num_life_cycles)
         self.ends = vec[i64]([0] * shared.num_life_cycles)
         self.slots = [[] for _ in shared.life_cycles]
-        self.is_enabled = shared.scratch_is_configured
+        self.is_enabled = shared.windows.has_scratch
         self.is_new = False
         self.num_blocks = 0
 
@@ -55,15 +55,15 @@ class Scratch:
     def compute_begin(self, life_cycle: i64, history: i64, capacity: i64) -> i64:
         shared = self.shared
         cycle = shared.life_cycles[life_cycle]
-        return compute_scratch_beg(history, capacity, cycle, shared.tokens_per_block, shared.max_rewind_len)
+        return compute_scratch_beg(history, capacity, cycle, shared.tokens_per_block, shared.windows.max_rewind_len)
 
     def compute_end(self, life_cycle: i64, history: i64, capacity: i64) -> i64:
         """The range's end for a step from ``history`` to ``capacity``; its beginning if there is none."""
         shared = self.shared
-        if not self.is_enabled or shared.window_sizes[life_cycle] == UNBOUNDED:
+        if not self.is_enabled or shared.windows.sizes[life_cycle] == UNBOUNDED:
             return self.compute_begin(life_cycle, history, capacity)
         cycle = shared.life_cycles[life_cycle]
-        return compute_scratch_end(history, capacity, cycle, shared.tokens_per_block, shared.max_rewind_len)
+        return compute_scratch_end(history, capacity, cycle, shared.tokens_per_block, shared.windows.max_rewind_len)
 
     def count_slots(self, life_cycle: i64, num_blocks: i64) -> i64:
         """Slots that ``num_blocks`` scratch blocks of the life cycle share."""

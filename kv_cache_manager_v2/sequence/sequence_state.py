@@ -297,7 +297,7 @@ class SequenceState:
         self.blocks = []
         self.path_end = UNPINNED
         self.tables = [PageTable() for _ in shared.life_cycles]
-        self.window_begins = shared.least_window_begins[:]
+        self.window_begins = shared.windows.least_begins[:]
         self.scratch = Scratch(shared)
         self.stream = stream
         self.timeline = NO_TIMELINE
@@ -320,7 +320,7 @@ class SequenceState:
         self.path_end = UNPINNED
         for table in self.tables:
             table.resize(0)
-        self.window_begins = self.shared.least_window_begins[:]
+        self.window_begins = self.shared.windows.least_begins[:]
         self.scratch.clear()
         self.arrivals = Arrivals()
         self.request.continues = NO_HINT
@@ -332,7 +332,7 @@ class SequenceState:
         shared = self.shared
         earliest: i64 = NEVER
         for life_cycle in range(shared.num_life_cycles):
-            move = shared.compute_next_move(life_cycle, self.window_begins[life_cycle])
+            move = shared.windows.compute_next_move(life_cycle, self.window_begins[life_cycle])
             if move < earliest:
                 earliest = move
         self.next_window_move = earliest
@@ -376,7 +376,7 @@ class SequenceState:
     def holds_page(self, life_cycle: i64, ordinal: i64) -> bool:
         """Whether the sequence holds a page for that block: it is neither stale nor scratch for the life cycle."""
         if ordinal < self.window_begins[life_cycle]:
-            return ordinal < self.shared.num_sink_blocks[life_cycle]
+            return ordinal < self.shared.windows.num_sink_blocks[life_cycle]
         return self.scratch.num_blocks == 0 or not self.scratch.contains(life_cycle, ordinal)
 
     @property
@@ -408,5 +408,5 @@ class SequenceState:
             raise ValueError(
                 f"custom_priority_callback({ordinal}, ...) returned {priority}; priorities are {PRIORITY_MIN} to {PRIORITY_MAX}"
             )
-        self.shared.journal.priority(priority)
+        self.shared.guard.journal.priority(priority)
         return priority

@@ -2,7 +2,7 @@
 
 from typing import Final, final
 
-from librt.vecs import append, vec
+from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.checks import MAX_COUNT
@@ -10,7 +10,6 @@ from ..config.manager_config import KVCacheManagerConfig
 from ..config.snapshot_policy import SnapshotPolicy
 from ..device.port import Device
 from ..device.stream_order import StreamOrder
-from ..journal.call_journal import CallJournal
 from ..journal.call_records import CallRecords
 from ..layout.life_cycle import LifeCycle
 from ..layout.registry import LifeCycleRegistry
@@ -33,219 +32,60 @@ from .retention_records import RetentionRecords
 from .transfer_leases import TransferLeases
 from .twin_pages import TwinPages
 
+UNBOUNDED: Final = -1
+NEVER: Final = 1 << 61
 MOST_BLOCKS: Final = 2**24
 """Of a sequence of which no layer keeps all tokens: a block takes some 170 bytes of host memory, whether it has pages or not."""
 
 
 @final
 @mypyc_attr(native_class=True)
-class SharedState:
-    __slots__ = (
-        "device",
-        "order",
-        "storage",
-        "room_count",
-        "room",
-        "mover",
-        "onboarding",
-        "early_copies",
-        "tree",
-        "matcher",
-        "drop_plans",
-        "leases",
-        "twin_pages",
-        "planned",
-        "retention",
-        "guard",
-        "life_cycles",
-        "num_life_cycles",
-        "tokens_per_block",
-        "most_tokens",
-        "num_sink_blocks",
-        "window_sizes",
-        "least_window_begins",
-        "has_state",
-        "state_life_cycle",
-        "num_state_slots",
-        "state_matcher",
-        "snapshot_policy",
-        "learned_placement",
-        "max_snapshots_per_path",
-        "commit_snapshots",
-        "has_warned_of_snapshots",
-        "max_util_for_resume",
-        "constraint_slots",
-        "scratch_is_configured",
-        "max_rewind_len",
-        "least_scratch_step",
-        "uses_priorities",
-        "num_further_beams",
-        "journal",
-        "is_recording",
-    )
+class Windows:
+    """Which blocks the life cycles keep pages of, by window, sinks and scratch reuse: arithmetic alone."""
 
-    device: Final[Device]
-    order: Final[StreamOrder]
-    storage: Final[PageStorage]
-    room_count: Final[RoomCount]
-    room: Final[SlotReclaimer]
-    mover: Final[PageMover]
-    onboarding: Final[Onboarding]
-    early_copies: Final[EarlyCopies | None]
-    """None where pages are written down when they have to go, or there is no lower level."""
-    tree: Final[RadixTree]
-    matcher: Final[Matcher]
-    drop_plans: Final[DropPlans]
-    leases: Final[TransferLeases]
-    twin_pages: Final[TwinPages | None]
-    """None where a commit may change indices."""
-    planned: Final[PlannedBlocks]
-    retention: Final[RetentionRecords]
-    guard: Final[CallGuard]
-    life_cycles: Final[list[LifeCycle]]
-    num_life_cycles: Final[i64]
-    tokens_per_block: Final[i64]
-    most_tokens: Final[i64]
-    """Of a sequence. Where each layer has a window or is recurrent, no number of slots bounds it."""
+    __slots__ = ("num_sink_blocks", "sizes", "least_begins", "has_scratch", "max_rewind_len", "least_scratch_step", "tokens_per_block")
+
     num_sink_blocks: vec[i64]
-    window_sizes: vec[i64]
+    sizes: vec[i64]
     """Per life cycle; UNBOUNDED where there is no window."""
-    least_window_begins: vec[i64]
+    least_begins: vec[i64]
     """Per life cycle, where the window of an empty sequence begins; NEVER where blocks have no pages."""
-    has_state: Final[bool]
-    """Whether some layer is recurrent."""
-    state_life_cycle: Final[i64]
-    """Of the recurrent layers; without meaning where there are none."""
-    num_state_slots: Final[i64]
-    """Slots of recurrent state that a sequence has per beam: the live one and its checkpoints."""
-    state_matcher: Final[StateMatcher | None]
-    """None where there is no recurrent state."""
-    snapshot_policy: Final[SnapshotPolicy]
-    learned_placement: Final[LearnedPlacement | None]
-    """None where there is no recurrent state, or the policy has another placement."""
-    max_snapshots_per_path: Final[i64]
-    """0: any number."""
-    commit_snapshots: Final[dict[int, int]]
-    """By page, the serial of the sequence whose commit left its snapshot there where none was planned. An entry may outlive its page; the
-    next snapshot in that row replaces or removes it."""
-    has_warned_of_snapshots: bool
-    """Whether the user was told that a prefill passes all places where snapshots are planned: once is enough."""
-    max_util_for_resume: Final[float]
-    constraint_slots: vec[i64]
-    """By pool group, the most level-0 slots that one of the configured constraints takes; 0 without constraints."""
-    scratch_is_configured: Final[bool]
+    has_scratch: Final[bool]
+    """Whether scratch reuse is configured."""
     max_rewind_len: Final[i64]
-    least_scratch_step: i64
+    least_scratch_step: Final[i64]
     """A step of fewer input tokens has no scratch block in any life cycle."""
-    num_further_beams: i64
-    """Beams of all open sequences, beside one beam each."""
-    uses_priorities: bool
-    """Whether some sequence gave a priority callback: without one all pages have the default priority."""
-    journal: Final[CallRecords]
-    """The journal that the guard hands out; without a journal one that keeps nothing."""
-    is_recording: Final[bool]
-    """Whether the journal keeps anything: asked where a record for each sequence of a batch would cost."""
+    tokens_per_block: Final[i64]
 
-    def __init__(
-        self,
-        device: Device,
-        storage: PageStorage,
-        mover: PageMover,
-        tree: RadixTree,
-        matcher: Matcher,
-        life_cycles: LifeCycleRegistry,
-        config: KVCacheManagerConfig,
-        journal: CallRecords,
-    ) -> None:
-        self.device = device
-        self.order = storage.order
-        self.storage = storage
-        self.room_count = RoomCount(storage)
-        self.room = SlotReclaimer(storage, mover, config.min_offload_priority)
-        self.mover = mover
-        self.onboarding = Onboarding(storage, self.room, mover)
-        writes_durable = storage.durable is not None and not storage.durable.is_read_only
-        writes_early = writes_durable or (config.write_policy == "through" and storage.last_level > 0)
-        self.early_copies = EarlyCopies(storage, self.room, config.min_offload_priority) if writes_early else None
-        self.tree = tree
-        self.matcher = matcher
-        self.drop_plans = DropPlans(tree, life_cycles, config.tokens_per_block)
-        self.leases = TransferLeases(storage, tree)
-        self.twin_pages = None if config.allow_seq_rebasing else TwinPages(storage, self.leases)
-        storage.twin_owner = self.twin_pages
-        self.planned = PlannedBlocks(tree)
-        self.retention = RetentionRecords(storage, tree, _count_pinnable(storage, config.max_pinned_share))
-        self.guard = CallGuard(storage.changes, journal)
-        if self.order.settles:
-            self.guard.order = self.order
-        self.life_cycles = list(life_cycles)
-        self.num_life_cycles = len(life_cycles)
-        self.tokens_per_block = config.tokens_per_block
-        has_full_layer = any([cycle.has_page_per_block and cycle.window_size is None for cycle in life_cycles])
-        self.most_tokens = MAX_COUNT if has_full_layer else MOST_BLOCKS * config.tokens_per_block
-        self.num_sink_blocks = vec[i64]()
-        self.window_sizes = vec[i64]()
-        self.least_window_begins = vec[i64]()
-        for cycle in life_cycles:
-            self.num_sink_blocks = append(self.num_sink_blocks, cycle.num_sink_blocks)
-            window = cycle.window_size
-            self.window_sizes = append(self.window_sizes, UNBOUNDED if window is None else window)
-            least = cycle.num_sink_blocks if cycle.has_page_per_block else NEVER
-            self.least_window_begins = append(self.least_window_begins, least)
-        state_life_cycle = life_cycles.state_life_cycle_id
-        self.has_state = state_life_cycle is not None
-        self.state_life_cycle = 0 if state_life_cycle is None else state_life_cycle
-        self.num_state_slots = 1 + config.state_checkpoints if self.has_state else 0
-        self.state_matcher = None if state_life_cycle is None else StateMatcher(tree, matcher, state_life_cycle, config)
-        self.snapshot_policy = config.snapshot_policy
-        learns = state_life_cycle is not None and config.snapshot_policy.placement == "learned"
-        size = config.tokens_per_block
-        self.learned_placement = LearnedPlacement(storage, self.state_life_cycle, size) if learns else None
-        limit = config.snapshot_policy.max_per_path
-        self.max_snapshots_per_path = 0 if limit is None else limit
-        self.commit_snapshots = {}
-        self.has_warned_of_snapshots = False
-        self.max_util_for_resume = config.max_util_for_resume
-        self.constraint_slots = vec[i64]([count for count in compute_constraint_slots(storage.layout, config)])
+    def __init__(self, life_cycles: LifeCycleRegistry, config: KVCacheManagerConfig) -> None:
+        self.num_sink_blocks = vec[i64]([cycle.num_sink_blocks for cycle in life_cycles])
+        self.sizes = vec[i64]([UNBOUNDED if cycle.window_size is None else cycle.window_size for cycle in life_cycles])
+        self.least_begins = vec[i64]([cycle.num_sink_blocks if cycle.has_page_per_block else NEVER for cycle in life_cycles])
         scratch_reuse = config.swa_scratch_reuse
-        self.scratch_is_configured = scratch_reuse is not None
-        self.max_rewind_len = scratch_reuse.max_rewind_len if scratch_reuse is not None else 0
+        self.has_scratch = scratch_reuse is not None
+        self.max_rewind_len = 0 if scratch_reuse is None else scratch_reuse.max_rewind_len
+        self.tokens_per_block = config.tokens_per_block
         self.least_scratch_step = self._compute_least_scratch_step()
-        self.uses_priorities = False
-        self.num_further_beams = 0
-        self.journal = journal
-        self.is_recording = isinstance(journal, CallJournal)
 
     def _compute_least_scratch_step(self) -> i64:
         """A step ``H .. C-1`` has a scratch block only if ``H + T <= (e)T <= C - rewind + 1 - W`` for its end ``e``."""
         least: i64 = NEVER
-        if not self.scratch_is_configured:
+        if not self.has_scratch:
             return least
-        for window in self.window_sizes:
+        for window in self.sizes:
             if window != UNBOUNDED:
                 step = self.tokens_per_block + window + self.max_rewind_len - 1
                 if step < least:
                     least = step
         return least
 
-    def count_whole_blocks(self, blocks: list[Block]) -> i64:
-        """How many of them come before the first that has a page whose bytes a disk has lost."""
-        count: i64 = 0
-        if self.storage.reads.is_idle:
-            return len(blocks)
-        for block in blocks:
-            if self.storage.reads.has_lost(block.first_page, self.num_life_cycles):
-                break
-            count += 1
-        return count
-
-    def compute_window_begin(self, life_cycle: i64, history: i64) -> i64:
+    def compute_begin(self, life_cycle: i64, history: i64) -> i64:
         """The first block after the sinks that the next token reads, whether or not the sequence is that long.
 
         So a block is stale iff ``num_sink_blocks <= ordinal < window begin``.
         """
-        begin = self.least_window_begins[life_cycle]
-        window = self.window_sizes[life_cycle]
+        begin = self.least_begins[life_cycle]
+        window = self.sizes[life_cycle]
         if window == UNBOUNDED or history + 1 <= window:
             return begin
         end = (history + 1 - window) // self.tokens_per_block
@@ -265,19 +105,183 @@ class SharedState:
 
     def compute_next_move(self, life_cycle: i64, window_begin: i64) -> i64:
         """The least history length at which the window begins later than at ``window_begin``."""
-        window = self.window_sizes[life_cycle]
+        window = self.sizes[life_cycle]
         if window == UNBOUNDED:
             return NEVER
         return (window_begin + 1) * self.tokens_per_block + window - 1
 
 
+@final
+@mypyc_attr(native_class=True)
+class RecurrentRules:
+    """How recurrent layers' state is kept and matched."""
+
+    __slots__ = (
+        "num_state_slots", "matcher", "snapshot_policy", "learned_placement", "max_snapshots_per_path", "commit_snapshots",
+        "has_warned_of_snapshots",
+    )  # fmt: skip
+
+    num_state_slots: Final[i64]
+    """Slots of recurrent state that a sequence has per beam: the live one and its checkpoints."""
+    matcher: Final[StateMatcher | None]
+    """None where there is no recurrent state."""
+    snapshot_policy: Final[SnapshotPolicy]
+    learned_placement: Final[LearnedPlacement | None]
+    """None where there is no recurrent state, or the policy has another placement."""
+    max_snapshots_per_path: Final[i64]
+    """0: any number."""
+    commit_snapshots: Final[dict[int, int]]
+    """By page, the serial of the sequence whose commit left its snapshot there where none was planned. An entry may outlive its page; the
+    next snapshot in that row replaces or removes it."""
+    has_warned_of_snapshots: bool
+    """Whether the user was told that a prefill passes all places where snapshots are planned: once is enough."""
+
+    def __init__(
+        self, storage: PageStorage, tree: RadixTree, matcher: Matcher, life_cycle: int | None, config: KVCacheManagerConfig
+    ) -> None:
+        policy = config.snapshot_policy
+        self.num_state_slots = 0 if life_cycle is None else 1 + config.state_checkpoints
+        self.matcher = None if life_cycle is None else StateMatcher(tree, matcher, life_cycle, config)
+        self.snapshot_policy = policy
+        learns = life_cycle is not None and policy.placement == "learned"
+        self.learned_placement = LearnedPlacement(storage, life_cycle or 0, config.tokens_per_block) if learns else None
+        self.max_snapshots_per_path = 0 if policy.max_per_path is None else policy.max_per_path
+        self.commit_snapshots = {}
+        self.has_warned_of_snapshots = False
+
+
+@final
+@mypyc_attr(native_class=True)
+class Traffic:
+    """Pages that move between levels, and the slots that are made free for others."""
+
+    __slots__ = ("mover", "room_count", "room", "onboarding", "early_copies")
+
+    mover: Final[PageMover]
+    room_count: Final[RoomCount]
+    room: Final[SlotReclaimer]
+    onboarding: Final[Onboarding]
+    early_copies: Final[EarlyCopies | None]
+    """None where pages are written down when they have to go, or there is no lower level."""
+
+    def __init__(self, storage: PageStorage, mover: PageMover, config: KVCacheManagerConfig) -> None:
+        self.mover = mover
+        self.room_count = RoomCount(storage)
+        self.room = SlotReclaimer(storage, mover, config.min_offload_priority)
+        self.onboarding = Onboarding(storage, self.room, mover)
+        writes_durable = storage.durable is not None and not storage.durable.is_read_only
+        writes_early = writes_durable or (config.write_policy == "through" and storage.last_level > 0)
+        self.early_copies = EarlyCopies(storage, self.room, config.min_offload_priority) if writes_early else None
+
+
+@final
+@mypyc_attr(native_class=True)
+class Claims:
+    """Claims on blocks beside those of the sequences that use them: leases, twins, planned blocks, retained ones, plans to drop."""
+
+    __slots__ = ("drop_plans", "leases", "twin_pages", "planned", "retention")
+
+    drop_plans: Final[DropPlans]
+    leases: Final[TransferLeases]
+    twin_pages: Final[TwinPages | None]
+    """None where a commit may change indices."""
+    planned: Final[PlannedBlocks]
+    retention: Final[RetentionRecords]
+
+    def __init__(self, storage: PageStorage, tree: RadixTree, life_cycles: LifeCycleRegistry, config: KVCacheManagerConfig) -> None:
+        self.drop_plans = DropPlans(tree, life_cycles, config.tokens_per_block)
+        self.leases = TransferLeases(storage, tree)
+        self.twin_pages = None if config.allow_seq_rebasing else TwinPages(storage, self.leases)
+        storage.twin_owner = self.twin_pages
+        self.planned = PlannedBlocks(tree)
+        self.retention = RetentionRecords(storage, tree, _count_pinnable(storage, config.max_pinned_share))
+
+
+@final
+@mypyc_attr(native_class=True)
+class SharedState:
+    __slots__ = (
+        "device", "order", "storage", "traffic", "tree", "matcher", "claims", "guard", "life_cycles", "num_life_cycles", "tokens_per_block",
+        "windows", "has_state", "state_life_cycle", "recurrent", "most_tokens", "max_util_for_resume", "constraint_slots",
+        "uses_priorities", "num_further_beams",
+    )  # fmt: skip
+
+    device: Final[Device]
+    order: Final[StreamOrder]
+    storage: Final[PageStorage]
+    traffic: Final[Traffic]
+    tree: Final[RadixTree]
+    matcher: Final[Matcher]
+    claims: Final[Claims]
+    guard: Final[CallGuard]
+    life_cycles: Final[list[LifeCycle]]
+    num_life_cycles: Final[i64]
+    tokens_per_block: Final[i64]
+    windows: Final[Windows]
+    has_state: Final[bool]
+    """Whether some layer is recurrent."""
+    state_life_cycle: Final[i64]
+    """Of the recurrent layers; without meaning where there are none."""
+    recurrent: Final[RecurrentRules]
+    most_tokens: Final[i64]
+    """Of a sequence. Where each layer has a window or is recurrent, no number of slots bounds it."""
+    max_util_for_resume: Final[float]
+    constraint_slots: vec[i64]
+    """By pool group, the most level-0 slots that one of the configured constraints takes; 0 without constraints."""
+    uses_priorities: bool
+    """Whether some sequence gave a priority callback: without one all pages have the default priority."""
+    num_further_beams: i64
+    """Beams of all open sequences, beside one beam each."""
+
+    def __init__(
+        self,
+        device: Device,
+        storage: PageStorage,
+        mover: PageMover,
+        tree: RadixTree,
+        matcher: Matcher,
+        life_cycles: LifeCycleRegistry,
+        config: KVCacheManagerConfig,
+        journal: CallRecords,
+    ) -> None:
+        self.device = device
+        self.order = storage.order
+        self.storage = storage
+        self.traffic = Traffic(storage, mover, config)
+        self.tree = tree
+        self.matcher = matcher
+        self.claims = Claims(storage, tree, life_cycles, config)
+        self.guard = CallGuard(storage.changes, journal)
+        if self.order.settles:
+            self.guard.order = self.order
+        self.life_cycles = list(life_cycles)
+        self.num_life_cycles = len(life_cycles)
+        self.tokens_per_block = config.tokens_per_block
+        self.windows = Windows(life_cycles, config)
+        state_life_cycle = life_cycles.state_life_cycle_id
+        self.has_state = state_life_cycle is not None
+        self.state_life_cycle = 0 if state_life_cycle is None else state_life_cycle
+        self.recurrent = RecurrentRules(storage, tree, matcher, state_life_cycle, config)
+        has_full_layer = any([cycle.has_page_per_block and cycle.window_size is None for cycle in life_cycles])
+        self.most_tokens = MAX_COUNT if has_full_layer else MOST_BLOCKS * config.tokens_per_block
+        self.max_util_for_resume = config.max_util_for_resume
+        self.constraint_slots = vec[i64]([count for count in compute_constraint_slots(storage.layout, config)])
+        self.uses_priorities = False
+        self.num_further_beams = 0
+
+    def count_whole_blocks(self, blocks: list[Block]) -> i64:
+        """How many of them come before the first that has a page whose bytes a disk has lost."""
+        count: i64 = 0
+        if self.storage.reads.is_idle:
+            return len(blocks)
+        for block in blocks:
+            if self.storage.reads.has_lost(block.first_page, self.num_life_cycles):
+                break
+            count += 1
+        return count
+
+
 def _count_pinnable(storage: PageStorage, share: float) -> int:
     """Blocks that may be retained after the fact: a share of the slots, over all levels, of the smallest pool group."""
-    totals = [0] * int(storage.num_pool_groups)
-    for index, allocator in enumerate(storage.allocators):
-        totals[index % int(storage.num_pool_groups)] += int(allocator.num_slots)
-    return int(min(totals) * share)
-
-
-UNBOUNDED: Final = -1
-NEVER: Final = 1 << 61
+    slots = [int(allocator.num_slots) for allocator in storage.allocators]
+    return int(min([sum(slots[group :: int(storage.num_pool_groups)]) for group in range(storage.num_pool_groups)]) * share)

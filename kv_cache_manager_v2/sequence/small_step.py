@@ -17,10 +17,6 @@ from .forked_blocks import may_write_forked
 from .sequence_state import ACTIVE, SequenceState
 
 
-def _has_scratch_step(state: SequenceState, num_inputs: i64) -> bool:
-    return state.scratch.num_blocks > 0 or num_inputs >= state.shared.least_scratch_step
-
-
 def stays_within_blocks(state: SequenceState, capacity: i64, history: i64) -> bool:
     """Whether a resize of an active sequence would change its two numbers and nothing else."""
     room = state.num_blocks * state.shared.tokens_per_block
@@ -30,7 +26,8 @@ def stays_within_blocks(state: SequenceState, capacity: i64, history: i64) -> bo
         and capacity > room - state.shared.tokens_per_block
         and not state.tail.is_shared
         and (state.forked_end == 0 or not may_write_forked(state, history))
-        and (not state.shared.scratch_is_configured or not _has_scratch_step(state, capacity - history))
+        and state.scratch.num_blocks == 0
+        and capacity - history < state.shared.windows.least_scratch_step
     )
 
 
@@ -49,7 +46,7 @@ def try_small_resize(state: SequenceState, capacity: i64) -> bool:
     shared = state.shared
     if shared.guard.is_idle and is_small_resize(state, capacity, state.history):
         state.capacity = capacity
-        if shared.is_recording:
+        if shared.guard.is_recording:
             with shared.guard as journal:
                 journal.grow(state.request.serial, capacity, state.history)
         return True
@@ -86,7 +83,7 @@ def try_small_commit(state: SequenceState, token: i32) -> bool:
     shared = state.shared
     if shared.guard.is_idle and is_small_commit(state):
         make_small_commit(state, token)
-        if shared.is_recording:
+        if shared.guard.is_recording:
             with shared.guard as journal:
                 journal.commit_one(state.request.serial, i64(token))
         return True
@@ -130,7 +127,7 @@ def _begins_next_block(state: SequenceState, capacity: i64, history: i64) -> boo
         or state.forked_end > 0
         or state.request.priority_callback is not None
         or state.recurrent.snapshot_plan is not None
-        or shared.scratch_is_configured
+        or shared.windows.has_scratch
         or shared.storage.closed.has_disks
     ):
         return False

@@ -36,7 +36,7 @@ class SnapshotPlan:
     _has_stopped: bool
     """Whether a commit of the prompt has ended where a snapshot is planned, or has left one."""
     commit_block: Block | None
-    """The block of the last snapshot that a commit left where none was planned; who has it by now: `SharedState.commit_snapshots`."""
+    """The block of the last snapshot that a commit left where none was planned; who has it by now: `RecurrentRules.commit_snapshots`."""
     _ahead_until: i64
     """A commit that ends before this length says nothing of the state."""
     peak_capacity: i64

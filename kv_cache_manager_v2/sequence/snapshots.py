@@ -46,7 +46,7 @@ def stage_snapshot(state: SequenceState, position: i64, is_end: bool) -> Block |
             return None
     else:
         _warn_if_passed(state, plan, position)
-        is_wanted = state.shared.snapshot_policy.at_commits and plan.may_leave_at(state.num_committed, position, is_end)
+        is_wanted = state.shared.recurrent.snapshot_policy.at_commits and plan.may_leave_at(state.num_committed, position, is_end)
         if not is_wanted or not _find_free_slot(state, plan):
             return None
         plan.record_stop()
@@ -57,11 +57,11 @@ def _make_room(state: SequenceState) -> bool:
     """A free slot for a planned snapshot, even if another page is evicted for it."""
     shared = state.shared
     pool_group = shared.storage.pool_group_of[shared.state_life_cycle]
-    if not shared.room_count.has_room(pool_group, 1):
+    if not shared.traffic.room_count.has_room(pool_group, 1):
         return False
     shared.guard.begin_change()
     try:
-        shared.room.free_slots(GPU_LEVEL, pool_group, 1, CAPACITY, find_page_counters(state.counters))
+        shared.traffic.room.free_slots(GPU_LEVEL, pool_group, 1, CAPACITY, find_page_counters(state.counters))
     except PageMoveError as error:
         _logger.warning("a snapshot of recurrent state is left out: %s", str(error))
         shared.guard.end_change()
@@ -82,7 +82,7 @@ def _find_free_slot(state: SequenceState, plan: SnapshotPlan) -> bool:
         return False
     page = block.first_page + shared.state_life_cycle
     rows = storage.rows
-    if shared.commit_snapshots.get(int(page)) != state.request.serial or not rows.has_page(page):
+    if shared.recurrent.commit_snapshots.get(int(page)) != state.request.serial or not rows.has_page(page):
         return False
     if rows.level(page) > GPU_LEVEL or rows.num_holds(page) > 0:
         return False
@@ -96,9 +96,9 @@ def _find_free_slot(state: SequenceState, plan: SnapshotPlan) -> bool:
 def _warn_if_passed(state: SequenceState, plan: SnapshotPlan, position: i64) -> None:
     """Tell the user, once, of a prefill that goes past every place where equal prompts could have begun."""
     passed = plan.find_passed(state.num_committed, position)
-    if passed is None or state.shared.has_warned_of_snapshots:
+    if passed is None or state.shared.recurrent.has_warned_of_snapshots:
         return
-    state.shared.has_warned_of_snapshots = True
+    state.shared.recurrent.has_warned_of_snapshots = True
     _logger.warning(
         "sequence %s: a commit of tokens %d to %d passes %d, where a snapshot of the recurrent state could be left; prompts with the same "
         "beginning compute all of it again. End a chunk, and commit, where KVCache.next_snapshot_position says",
@@ -164,13 +164,13 @@ def publish_snapshot(state: SequenceState, staged: Block, is_planned: bool) -> N
         _record_owner(state, block, is_planned)
     if block is not staged:
         tree.pool.release(staged)
-    if shared.max_snapshots_per_path > 0:
+    if shared.recurrent.max_snapshots_per_path > 0:
         _thin(state)
     shared.guard.end_change()
 
 
 def _record_owner(state: SequenceState, block: Block, is_planned: bool) -> None:
-    owners = state.shared.commit_snapshots
+    owners = state.shared.recurrent.commit_snapshots
     page = int(block.first_page + state.shared.state_life_cycle)
     plan = state.recurrent.snapshot_plan
     if is_planned or plan is None:
@@ -183,7 +183,7 @@ def _record_owner(state: SequenceState, block: Block, is_planned: bool) -> None:
 def leave_last_state(state: SequenceState) -> None:
     """The sequence is about to be closed: its own slot becomes the snapshot of its committed tokens, if it is their state."""
     plan = state.recurrent.snapshot_plan
-    if plan is None or state.tail.is_retired or state.timeline == NO_TIMELINE or not state.shared.snapshot_policy.at_close:
+    if plan is None or state.tail.is_retired or state.timeline == NO_TIMELINE or not state.shared.recurrent.snapshot_policy.at_close:
         return
     if plan.is_certain_at_end(state.num_committed):
         block = live_block(state, state.num_committed)
@@ -213,7 +213,7 @@ def _thin(state: SequenceState) -> None:
         assert parent is not None, "a published path does not end at a root"
         block = parent
         ordinal -= 1
-    if len(positions) <= shared.max_snapshots_per_path:
+    if len(positions) <= shared.recurrent.max_snapshots_per_path:
         return
     # From the end of the path: ties go to the last one looked at, the nearest to the root.
     chosen: Block | None = None

@@ -68,7 +68,7 @@ def _validate_buffers(state: SequenceState, num_blocks: i64) -> None:
 def _validate_state_rewind(state: SequenceState, capacity: i64) -> None:
     """Tokens that may have been computed are taken back: the state before them must still be there."""
     plan = state.recurrent.snapshot_plan
-    num_checkpoints = state.shared.num_state_slots - 1
+    num_checkpoints = state.shared.recurrent.num_state_slots - 1
     if plan is not None and plan.peak_capacity - capacity > num_checkpoints:
         raise LogicError(
             f"sequence {state.id}: capacity {capacity} takes back what is {plan.peak_capacity - capacity} tokens behind the most that "
@@ -79,7 +79,7 @@ def _validate_state_rewind(state: SequenceState, capacity: i64) -> None:
 
 def _validate_scratch_step(state: SequenceState, capacity: i64, history: i64) -> None:
     """Scratch blocks of the last step are lost: the new step must begin after them."""
-    least = max(state.history, state.capacity - state.shared.max_rewind_len)
+    least = max(state.history, state.capacity - state.shared.windows.max_rewind_len)
     if not state.scratch.is_new and history != capacity and not least <= history <= state.capacity:
         raise ValueError(
             f"sequence {state.id}: with scratch reuse a step must begin where the last one ended: history_length {history} is "
@@ -92,10 +92,10 @@ def _validate_scratch_step(state: SequenceState, capacity: i64, history: i64) ->
     for life_cycle in range(shared.num_life_cycles):
         begin = state.scratch.begins[life_cycle]
         end = state.scratch.ends[life_cycle]
-        if begin < end and begin < num_blocks and end > shared.compute_window_begin(life_cycle, history):
+        if begin < end and begin < num_blocks and end > shared.windows.compute_begin(life_cycle, history):
             raise ValueError(
                 f"sequence {state.id}: blocks {begin} to {end - 1} of layer group {life_cycle} were scratch blocks, and a history "
-                f"of {history} would still need some of them; max_rewind_len={shared.max_rewind_len} limits how far to go back"
+                f"of {history} would still need some of them; max_rewind_len={shared.windows.max_rewind_len} limits how far to go back"
             )
 
 
@@ -116,7 +116,7 @@ def validate_fork(state: SequenceState, call: str) -> None:
 
 def validate_scratch_switch(state: SequenceState, enable: bool) -> None:
     """The caller's mistakes in switching scratch reuse on or off; changes nothing."""
-    if enable and not state.shared.scratch_is_configured:
+    if enable and not state.shared.windows.has_scratch:
         raise ValueError("the manager was made without swa_scratch_reuse; set it in KVCacheManagerConfig")
     if state.has_beams:
         raise LogicError(f"sequence {state.id}: beams do not use scratch slots; set beam_width to 1 first")
@@ -136,7 +136,7 @@ def _would_have_scratch(state: SequenceState) -> bool:
             int(state.capacity),
             shared.life_cycles[life_cycle],
             int(shared.tokens_per_block),
-            int(shared.max_rewind_len),
+            int(shared.windows.max_rewind_len),
         )
         if step or state.scratch.begins[life_cycle] < state.scratch.ends[life_cycle]:
             return True

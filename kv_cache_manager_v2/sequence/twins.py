@@ -13,7 +13,7 @@ from .sequence_state import SequenceState
 
 def keep_twin(owner: SequenceState, life_cycle: i64, ordinal: i64, ours: i64, theirs: i64) -> None:
     """The active owner keeps its page of the block beside the equal published one."""
-    twin_pages = owner.shared.twin_pages
+    twin_pages = owner.shared.claims.twin_pages
     assert twin_pages is not None, "a twin was kept where indices may move"
     twin_pages.add(theirs, ours)
     if owner.sharing.twins is None:
@@ -60,8 +60,8 @@ def end_twin(state: SequenceState, life_cycle: i64, ordinal: i64, mark: i64) -> 
     if storage.rows.has_page(twin):
         pool_group = storage.pool_group_of[life_cycle]
         storage.share_locked_page(state.blocks[ordinal].first_page + life_cycle)
-        assert shared.twin_pages is not None
-        shared.twin_pages.remove(twin)
+        assert shared.claims.twin_pages is not None
+        shared.claims.twin_pages.remove(twin)
         storage.unlock(twin, pool_group, state.timeline, mark)
         storage.drop_hold(twin, pool_group)
     if not has_twin_of(state, ordinal):
@@ -102,8 +102,8 @@ def share_twins(state: SequenceState, child: SequenceState) -> None:
     for key, twin in twins.items():
         ordinal, life_cycle = divmod(key, int(shared.num_life_cycles))
         if shared.storage.rows.has_page(twin):
-            assert shared.twin_pages is not None
-            shared.twin_pages.add(state.blocks[ordinal].first_page + life_cycle, twin)
+            assert shared.claims.twin_pages is not None
+            shared.claims.twin_pages.add(state.blocks[ordinal].first_page + life_cycle, twin)
         block = shared.tree.pool.block_of_page(twin)
         if block.first_page != last:
             # The twins of one block were added, and are listed, one after another.

@@ -168,7 +168,7 @@ def count_held_pages(state: SequenceState, life_cycle: i64, begin: i64, end: i64
     if first < begin:
         first = begin
     count: i64 = end - first if end > first else 0
-    sinks_end = shared.num_sink_blocks[life_cycle]
+    sinks_end = shared.windows.num_sink_blocks[life_cycle]
     if sinks_end > end:
         sinks_end = end
     if sinks_end > begin and state.window_begins[life_cycle] > begin:

@@ -18,8 +18,8 @@ from .shared_state import SharedState
 
 def find_longest(shared: SharedState, root: Block | None, packed: bytes) -> StateMatch:
     """The longest reusable prefix, with recurrent layers or without."""
-    if shared.state_matcher is not None:
-        return shared.state_matcher.find_longest(root, packed)
+    if shared.recurrent.matcher is not None:
+        return shared.recurrent.matcher.find_longest(root, packed)
     match = shared.matcher.find_longest(root, packed)
     return StateMatch(match, match.num_tokens, match.num_tokens, None, 0)
 
@@ -59,11 +59,11 @@ def _has_slots(shared: SharedState, num_tokens: i64) -> bool:
     num_copied: i64 = 0 if num_tokens % shared.tokens_per_block == 0 else 1
     for life_cycle in range(shared.num_life_cycles):
         if shared.has_state and life_cycle == shared.state_life_cycle:
-            count = 1 + shared.num_state_slots
+            count = 1 + shared.recurrent.num_state_slots
         else:
             # Every layer reads the last block, so its copy has a page for each.
-            window_begin = shared.compute_window_begin(life_cycle, num_tokens)
-            count = shared.count_new_pages(life_cycle, 0, num_blocks, window_begin) + num_copied
+            window_begin = shared.windows.compute_begin(life_cycle, num_tokens)
+            count = shared.windows.count_new_pages(life_cycle, 0, num_blocks, window_begin) + num_copied
         needed[storage.pool_group_of[life_cycle]] += count
     for pool_group in range(storage.num_pool_groups):
         if needed[pool_group] > storage.allocators[pool_group].num_slots:

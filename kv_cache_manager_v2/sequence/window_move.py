@@ -25,7 +25,7 @@ def move_windows(state: SequenceState, history: i64, mark: i64, keeps_scratch: b
     shared = state.shared
     for life_cycle in range(shared.num_life_cycles):
         begin = state.window_begins[life_cycle]
-        new_begin = shared.compute_window_begin(life_cycle, history)
+        new_begin = shared.windows.compute_begin(life_cycle, history)
         if new_begin > begin:
             _release_range(state, life_cycle, begin, new_begin, mark)
             state.window_begins[life_cycle] = new_begin
@@ -93,18 +93,18 @@ def _release_out_of_window_page(state: SequenceState, life_cycle: i64, ordinal: 
 
 def _find_branch_window(state: SequenceState, life_cycle: i64) -> i64:
     """The first block that a match needs which ends where the latest did, or where the path left that of others."""
-    return state.shared.compute_window_begin(life_cycle, state.sharing.branch_end * state.shared.tokens_per_block)
+    return state.shared.windows.compute_begin(life_cycle, state.sharing.branch_end * state.shared.tokens_per_block)
 
 
 def _find_prompt_window(state: SequenceState, life_cycle: i64) -> i64:
     """The same for the end of the prompt, where its continuation is likely to part from what is generated here; or some way before:
     the last words of a prompt are often not those that the next one repeats."""
     shared = state.shared
-    slack = 2 * shared.window_sizes[life_cycle]
+    slack = 2 * shared.windows.sizes[life_cycle]
     if slack < LEAST_SLACK_TOKENS:
         slack = LEAST_SLACK_TOKENS
     end = state.request.prompt_length - slack
-    return shared.compute_window_begin(life_cycle, end if end > 0 else 0)
+    return shared.windows.compute_begin(life_cycle, end if end > 0 else 0)
 
 
 def _find_prompt_end(state: SequenceState) -> i64:

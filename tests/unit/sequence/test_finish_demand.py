@@ -39,7 +39,7 @@ class PlainDemand:
         for number, life_cycle in enumerate(self.shared.life_cycles):
             group = int(self.shared.storage.pool_group_of[number])
             if not life_cycle.has_page_per_block:
-                counts[group] += int(self.shared.num_state_slots) if self.width == 1 else 0
+                counts[group] += int(self.shared.recurrent.num_state_slots) if self.width == 1 else 0
                 continue
             kept = [
                 block
@@ -56,7 +56,7 @@ class PlainDemand:
     def bound(self, number: int, window: int) -> int:
         """Sinks, the window before the step, the one at its end, and the slots that the blocks between share."""
         inputs = count_blocks(self.max_step, self.size)
-        last = min(count_blocks(window + int(self.shared.max_rewind_len), self.size) + 1, inputs)
+        last = min(count_blocks(window + int(self.shared.windows.max_rewind_len), self.size) + 1, inputs)
         between = inputs - last
         slots = self.shared.storage.layout.compute_num_scratch_slots(number, between) if between > 0 else 0
         return self.shared.life_cycles[number].num_sink_blocks + count_blocks(window, self.size) + 1 + last + slots

@@ -141,7 +141,7 @@ class PlainQuestion:
                 if num_blocks > 0:
                     needed[int(self.storage.pool_group_of[number])] += self.storage.layout.compute_num_scratch_slots(number, num_blocks)
             if shared.has_state and not beam.recurrent.state_blocks:
-                needed[int(self.storage.pool_group_of[shared.state_life_cycle])] += int(shared.num_state_slots)
+                needed[int(self.storage.pool_group_of[shared.state_life_cycle])] += int(shared.recurrent.num_state_slots)
             if beam.tail.copies_on_resume and not is_tail_its_own(beam, dict(self.released), dict(self.left)):
                 for number in range(int(shared.num_life_cycles)):
                     if beam.holds_page(number, beam.num_published):

@@ -118,7 +118,7 @@ def test_places_and_prices_follow_the_rules(
     history = History(101 * seed + num_requests)
     random = Random(seed)
     with KVCacheManager(config(), device=HostDevice()) as manager:
-        placement = manager._shared.learned_placement
+        placement = manager._shared.recurrent.learned_placement
         assert placement is not None
         # Their slots are not to be had; and they teach nothing.
         held = [manager.create_kv_cache(count_in_statistics=False) for _ in range(2)]

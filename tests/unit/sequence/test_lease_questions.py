@@ -8,7 +8,7 @@ from kv_cache_manager_v2 import ReuseScope
 def test_blocks_of_leases_are_below_the_root_once_they_are_published() -> None:
     """Three blocks in one scope, the last of which is leased, and the two before it kept with it; another scope's root has none below."""
     with manager_of() as manager:
-        leases, tree = manager._shared.leases, manager._shared.tree
+        leases, tree = manager._shared.claims.leases, manager._shared.tree
         other = manager.create_kv_cache(ReuseScope(salt=7))
         with manager.create_kv_cache() as kv_cache:
             assert kv_cache.resume() and kv_cache.resize(12)

@@ -73,7 +73,7 @@ def test_window_begins_behind_the_present_blocks() -> None:
     with manager_of(windows=[4]) as manager, manager.create_kv_cache() as kv_cache:
         assert kv_cache.resume() and kv_cache.resize(12)
         state = state_of(kv_cache)
-        assert [state.shared.count_new_pages(0, begin, 11, 9) for begin in (3, 9, 10, 11)] == [2, 2, 1, 0]
+        assert [state.shared.windows.count_new_pages(0, begin, 11, 9) for begin in (3, 9, 10, 11)] == [2, 2, 1, 0]
         assert slots_of(plan_of(kv_cache, 44, 40)) == [([2], [], [3])]
 
 
@@ -82,9 +82,9 @@ def test_sinks_count_beside_the_window() -> None:
     with manager_of(windows=[4], sinks=[8]) as manager, manager.create_kv_cache() as kv_cache:
         assert kv_cache.resume()
         state = state_of(kv_cache)
-        assert state.shared.count_new_pages(0, 0, 12, 9) == 5
-        assert state.shared.count_new_pages(0, 1, 12, 9) == 4
-        assert state.shared.count_new_pages(0, 2, 12, 9) == 3
+        assert state.shared.windows.count_new_pages(0, 0, 12, 9) == 5
+        assert state.shared.windows.count_new_pages(0, 1, 12, 9) == 4
+        assert state.shared.windows.count_new_pages(0, 2, 12, 9) == 3
 
 
 def test_shared_blocks_are_copied_in_the_way_that_has_room() -> None:

@@ -24,7 +24,7 @@ def test_retaining_again_and_again_keeps_no_more(durations: list[float | None]) 
             with manager.create_kv_cache(None, tokens) as kv_cache:
                 assert kv_cache.resume() and kv_cache.resize(len(tokens))
                 kv_cache.commit(tokens[kv_cache.num_committed_tokens :])
-        records = manager._shared.retention
+        records = manager._shared.claims.retention
         for position in range(500):
             manager.retain(tokens, duration_seconds=durations[position % len(durations)])
             assert durations != [None] or records.num_expected > 0, "the policy expects nothing"
@@ -107,7 +107,7 @@ def test_priorities_end_with_the_last_word_of_each_block(seed: int) -> None:
     random = Random(seed)
     windows = [None] if seed % 2 else [None, 8]
     with manager_of(windows, T, 200, max_pinned_share=0.03) as manager:
-        records = manager._shared.retention
+        records = manager._shared.claims.retention
         storage = manager._shared.storage
         plain = PlainRecords(int(200 * 0.03))
         blocks: list[Block] = []

@@ -38,20 +38,20 @@ def test_windows_begin_and_move_where_blocks_become_stale(seed: int) -> None:
     with KVCacheManager(config, device=HostDevice()) as manager:
         shared = shared_of(manager)
         for number, life_cycle in enumerate(shared.life_cycles):
-            begins = [int(shared.compute_window_begin(number, history)) for history in range(LONGEST)]
+            begins = [int(shared.windows.compute_begin(number, history)) for history in range(LONGEST)]
             for history, begin in enumerate(begins):
                 num_blocks = history // size + 1
                 stale = [block for block in range(num_blocks) if is_stale(life_cycle, block, history, size)]
                 assert stale == list(range(life_cycle.num_sink_blocks, min(begin, num_blocks)))
                 later = [length for length in range(LONGEST) if begins[length] > begin]
-                move = shared.compute_next_move(number, begin)
+                move = shared.windows.compute_next_move(number, begin)
                 assert move == later[0] if later else move == NEVER or move >= LONGEST
         if any(window is not None for window in windows):
-            assert shared.least_scratch_step == least_scratch_step(shared, rewind)
+            assert shared.windows.least_scratch_step == least_scratch_step(shared, rewind)
         else:
-            assert shared.least_scratch_step == NEVER
+            assert shared.windows.least_scratch_step == NEVER
 
 
 def test_without_scratch_reuse_no_step_has_scratch_blocks() -> None:
     with KVCacheManager(config_of([4]), device=HostDevice()) as manager:
-        assert shared_of(manager).least_scratch_step == NEVER
+        assert shared_of(manager).windows.least_scratch_step == NEVER
