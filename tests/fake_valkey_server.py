@@ -88,16 +88,20 @@ class FakeServer:
             return b":%d\r\n" % sum([self.values.pop(key, None) is not None for key in words[1:]])
         return b"-ERR unknown command\r\n"
 
-    def close(self) -> None:
-        self.thawed.set()
-        self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts, which would keep the port open
-        self._accept.join()
-        self._listener.close()
+    def cut_off(self) -> None:
+        """All connections, as a restart does."""
         for connection in self._sockets:
             try:
                 connection.shutdown(socket.SHUT_RDWR)
             except OSError:
                 pass
+
+    def close(self) -> None:
+        self.thawed.set()
+        self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts, which would keep the port open
+        self._accept.join()
+        self._listener.close()
+        self.cut_off()
 
     def __enter__(self) -> "FakeServer":
         return self

@@ -7,7 +7,7 @@
                with a key of the fleet: a MAC (32) before that checksum, HMAC-SHA256 over the record's key, the head before the MAC,
                and the payload; and another MAGIC
     payload  = the page's bytes in each pool of its group, one after another
-    key      = "kvcm1/<identity, hex>/g<life cycle>/<name of the block, hex>"
+    key      = "kvcm2/<9 bytes of the identity>/g<life cycle>/<16 bytes of the block's name>", both in base64 for URLs
 
 All numbers are little-endian; checksums, and tokens in their forms, are those of a durable level. Head and payload have one size for all
 pages of a life cycle, so that a record is received where it belongs. A block whose tokens do not fit into the head is not shared.
@@ -15,6 +15,7 @@ pages of a life cycle, so that a record is received where it belongs. A block wh
 
 import hmac
 import struct
+from base64 import urlsafe_b64encode
 from hashlib import sha256
 from typing import Final
 
@@ -26,6 +27,9 @@ _MAGIC_OF_KEYED: Final = b"KVCMSHK1"
 _MAC_BYTES: Final = 32
 CHUNK_BYTES: Final = 1 << 20
 _FIXED: Final = struct.Struct("<8sIQHBxI32s32s")
+_IDENTITY_KEY_BYTES: Final = 9
+_NAME_KEY_BYTES: Final = 16
+"""Equal ones of different blocks are misses: heads have all of it, and the tokens."""
 _CHECKSUM_BYTES: Final = 8
 _ALIGNMENT: Final = 64
 _MOST_TOKEN_BYTES: Final = 4 + DIGEST_BYTES
@@ -52,11 +56,11 @@ class RecordLayout:
         self.head_bytes: Final = (used + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT
         self.num_bytes: Final = self.head_bytes + payload_bytes
         self._identity: Final = identity
-        self._prefix: Final = f"kvcm1/{identity.hex()}/g{life_cycle}/".encode()
+        self._prefix: Final = b"kvcm2/%b/g%d/" % (urlsafe_b64encode(identity[:_IDENTITY_KEY_BYTES]), life_cycle)
 
     def key(self, name: BlockName) -> bytes:
-        """The key of the block's page of this life cycle."""
-        return self._prefix + name.digest.hex().encode()
+        """The key of the block's page of this life cycle: short, as a server keeps each in memory, and text, as object stores want it."""
+        return self._prefix + urlsafe_b64encode(name.digest[:_NAME_KEY_BYTES]).rstrip(b"=")
 
     def fits(self, name: BlockName) -> bool:
         """Whether the block's tokens fit into the head."""

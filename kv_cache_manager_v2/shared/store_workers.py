@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
+from random import uniform
 from threading import Event, Thread
 from time import monotonic
 from typing import Final
@@ -29,6 +30,8 @@ LOADS: Final = 1
 STORES: Final = 2
 
 _EXIT_SECONDS: Final = 0.5
+_JITTER_SECONDS: Final = 0.5
+"""Stores begin at some time in it after a server was started again, so that a fleet does not write the same pages all at once."""
 _CLOSE_SECONDS: Final = 2.0
 _FULL_SECONDS: Final = 1.0
 _NUM_LOOKUP_THREADS: Final = 4
@@ -186,6 +189,7 @@ class StoreWorkers:
         self.begun_anew: Final[deque[str]] = deque()
         self.connections: Final[set[GuardedConnection]] = set()
         self._full_until = 0.0
+        self._stores_from = 0.0
         self._process: Final = os.getpid()
         self._pools: Final = [_Pool() for _kind in (LOOKUPS, LOADS, STORES)]
         for kind, count in ((LOOKUPS, _NUM_LOOKUP_THREADS), (LOADS, num_load_threads), (STORES, 1)):
@@ -281,6 +285,8 @@ class StoreWorkers:
                 task.begin()
                 pool.running[number] = task
                 try:
+                    if pool is self._pools[STORES]:
+                        self._closing.wait(max(0.0, self._stores_from - monotonic()))
                     task.run(calls)
                 except BaseException:
                     _logger.exception("a task of the shared level failed")
@@ -326,6 +332,7 @@ class StoreWorkers:
         """A new connection has found the server in that life: in another one than before it may have lost everything."""
         if life not in ("", self._lives.setdefault(endpoint, life)):
             self._lives[endpoint] = life
+            self._stores_from = monotonic() + uniform(0.0, _JITTER_SECONDS)
             self.begun_anew.append(endpoint)
             _logger.inform("the shared store %s was started again: what was in it is asked for anew", endpoint)
 

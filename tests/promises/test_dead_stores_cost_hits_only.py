@@ -187,7 +187,7 @@ def test_one_of_several_servers_fails_alone() -> None:
     with FakeServer() as one, FakeServer() as other:
         store = ValkeyStore([one.address, other.address])
         fill(store)
-        shares = [len([key for key in server.values if key.startswith(b"kvcm1/")]) for server in (one, other)]
+        shares = [len([key for key in server.values if key.startswith(b"kvcm2/")]) for server in (one, other)]
         assert sum(shares) == 4 * len(TEXTS) and min(shares) > 0
         with Rank(store, write_policy="off") as rank:
             other.reply = lambda words: b"-ERR no\r\n"

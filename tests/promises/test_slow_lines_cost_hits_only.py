@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from threading import Lock
 from typing import Any
@@ -187,6 +188,43 @@ def test_windows_are_asked_for_what_the_longest_prefix_needs(servers: list[FakeS
         assert server.commands.count(b"EXISTS") - before == 200 + 2
         rank.load(request)
         rank.compute(request, text)
+
+
+def test_a_fleet_does_not_fill_a_restarted_server_all_at_once(servers: list[FakeServer]) -> None:
+    """Six engines with the same prompt: those that begin later find what the first ones have written. Without a delay each writes all."""
+    server = servers[0]
+    life = [b"1"]
+
+    def answer(words: list[bytes]) -> bytes | None:
+        text = b"redis_mode:standalone\r\nrun_id:%b\r\n" % life[0]
+        return b"$%d\r\n%b\r\n" % (len(text), text) if words[0] == b"INFO" else None
+
+    server.reply = answer
+    store = ValkeyStore([server.address])
+    with ExitStack() as stack:
+        ranks = [stack.enter_context(Rank(store, write_policy="commit")) for _number in range(6)]
+        for rank in ranks:
+            rank.run(TEXTS[0])
+            rank.drain()
+        before = server.commands.count(b"SET")
+        server.values.clear()
+        life[0] = b"2"
+        server.cut_off()
+        requests = [(rank, rank.begin(TEXTS[1])) for rank in ranks]
+        for rank, request in requests:
+            rank.wait(partial(is_answered, request))
+        server.delay = 0.02  # so that all could have asked before the first page is there
+        for rank, request in requests:
+            rank.compute(request, TEXTS[1])
+
+        def are_drained() -> bool:
+            for rank in ranks:
+                rank.settle()
+            return all(len(rank.level._outgoing) == 0 for rank in ranks)
+
+        wait_until(are_drained)
+        written = server.commands.count(b"SET") - before
+        assert 4 <= written < 6 * 4
 
 
 @pytest.mark.parametrize("tail", [1, 3])
