@@ -25,6 +25,7 @@ from kv_cache_manager_v2 import (
     KVCacheManagerConfig,
     LayerId,
     MissCause,
+    OutOfPagesError,
     SnapshotPolicy,
     SsmLayerConfig,
     SwaScratchReuseConfig,
@@ -246,7 +247,95 @@ def test_engines_of_tensorrt_llm(kinds: tuple[str, ...], host_quota: int) -> Non
     longest = plan_capacity(adapter.impl.core.init_config).longest_sequence
     assert longest is not None
     text = list(range(1000, 1000 + longest))
-    for number, shorter in enumerate([3, 2, 2, 1, 3, 0, 0, 1, 5]):
-        request = adapter.prefill(EngineRequest(number, text[: longest - shorter]), 1)
+    choices = random.Random(f"{kinds} {host_quota}")
+    for number, shorter in enumerate([3, 2, 2, 1, 3, 0, 0, 1, 5, *[choices.randrange(T * 3) for _ in range(20)]]):
+        end = [] if number < 9 or choices.random() < 0.6 else [choices.randrange(1000) for _ in range(choices.randrange(T * 2))]
+        request = adapter.prefill(EngineRequest(number, [*text[: longest - shorter - len(end)], *end]), 1)
         adapter.free_resources(request)
     adapter.end()
+
+
+def _fork(manager: KVCacheManager, kv_cache: KVCache, length: int) -> list[bool]:
+    child = kv_cache.fork()
+    is_done = [one.resize(length + 1) for one in (kv_cache, child)]
+    child.close()
+    return is_done
+
+
+def _beams(manager: KVCacheManager, kv_cache: KVCache, length: int) -> list[bool]:
+    kv_cache.beam_width = 2
+    is_done = [kv_cache.resize(length + 1)]
+    kv_cache.reorder_beams([1, 1])
+    is_done.append(kv_cache.resize(length + 1))
+    return is_done
+
+
+def _lease(manager: KVCacheManager, kv_cache: KVCache, length: int) -> list[bool]:
+    with kv_cache.reserve_transfer():
+        return [kv_cache.resize(length + 1)]
+
+
+def _drafts(manager: KVCacheManager, kv_cache: KVCache, length: int) -> list[bool]:
+    return [kv_cache.resize(length + 3), kv_cache.resize(length), kv_cache.resize(length + 2)]
+
+
+def _again(manager: KVCacheManager, kv_cache: KVCache, length: int) -> list[bool]:
+    """A second one with the same prompt beside the first, then alone."""
+    with manager.create_kv_cache(input_tokens=range(length)) as other:
+        is_done = [other.resume()]
+        kv_cache.suspend()
+        is_done += [other.is_active or other.resume(), other.is_active and other.resize(length + 1)]
+    return [*is_done, kv_cache.resume()]
+
+
+def _planned(manager: KVCacheManager, kv_cache: KVCache, length: int) -> list[bool]:
+    end = min(length + 2 * T, MOST_TOKENS)
+    is_done = [kv_cache.resize(end)]
+    if is_done[0]:
+        kv_cache.publish_planned(range(length, end))
+        with manager.create_kv_cache(input_tokens=range(end)) as reader:
+            is_done.append(reader.resume())
+    return is_done
+
+
+NEIGHBOURS = [_fork, _beams, _lease, _drafts, _again, _planned]
+
+
+@pytest.mark.parametrize("indices_stay", [False, True])
+@pytest.mark.parametrize("layers", ["full", "window", "state", "state and window"])
+@pytest.mark.parametrize("act", NEIGHBOURS)
+def test_neighbours_near_the_limit(act: Callable[[KVCacheManager, KVCache, int], list[bool]], layers: str, indices_stay: bool) -> None:
+    """Each step that passes where nothing was cached passes where the prompt is, and a part of one like it."""
+    for num_blocks in (6, 7):
+        quota = num_blocks * sum(buffer.size for layer in LAYERS[layers] for buffer in layer.buffers)
+        config = KVCacheManagerConfig(
+            T, [GpuCacheTierConfig(quota)], LAYERS[layers], max_util_for_resume=1.0, allow_seq_rebasing=not indices_stay,
+            snapshot_policy=SnapshotPolicy(at_close=True), state_checkpoints=3 if act is _drafts and "state" in layers else 0,
+        )  # fmt: skip
+        longest = plan_capacity(config).longest_prompt
+        assert longest is not None
+        num_passed = 0
+        for length in range(max(2, longest - 2 * T), longest + 1):
+            found: list[list[bool]] = []
+            for cached in ([], [length], [length - 1, length]):
+                with manager_of(config) as manager:
+                    for end in cached:
+                        run_prompt(manager, list(range(end)))
+                    found.append(_act(manager, act, length))
+                    manager.check_invariants()
+            cold, *warm = found
+            num_passed += sum(cold)
+            for results in warm:
+                assert all(is_done or not was_done for is_done, was_done in zip(results, cold, strict=False)), (length, longest, found)
+        assert num_passed > 2 * T, "lengths at which a step passes without a cache"
+
+
+def _act(manager: KVCacheManager, act: Callable[[KVCacheManager, KVCache, int], list[bool]], length: int) -> list[bool]:
+    with manager.create_kv_cache(input_tokens=range(length)) as kv_cache:
+        if not kv_cache.resume() or not kv_cache.resize(length):
+            return [False]
+        kv_cache.commit(range(kv_cache.num_committed_tokens, length))
+        try:
+            return [True, *act(manager, kv_cache, length)]
+        except OutOfPagesError:
+            return [True]
