@@ -83,7 +83,7 @@ from ..sequence.finish_plan import FinishPlan
 from ..sequence.given_tokens import GivenTokens
 from ..sequence.priority_callback import PriorityCallback
 from ..sequence.recurrent_state import begin_with
-from ..sequence.kind_ranges import KindRanges, find_kinds
+from ..sequence.kind_ranges import find_kinds
 from ..sequence.retention_plan import EXPECTED, FOR_EVER, RetentionPlan, round_microseconds, to_duration
 from ..sequence.sequence_state import Request, SequenceState
 from ..sequence.shared_state import SharedState
@@ -190,17 +190,16 @@ class KVCacheManager(Handle):
         layout = compute_slot_layout(config, self._life_cycles)
         slots_by_level = plan_levels(layout, config)
         self._device = default_device() if given_device is None else given_device
-        owns_device = given_device is None
         writer: JournalWriter | None = None
         try:
             if path is not None:
                 writer = _make_journal(path, config)
-            num_null_slots = 1 if config.reserve_null_slot else 0
             open_durable(self._device, config, layout, slots_by_level)
-            storage, mover = open_storage(self._device, StreamOrder(self._device), layout, slots_by_level, num_null_slots, fill)
+            order = StreamOrder(self._device)
+            storage, mover = open_storage(self._device, order, layout, slots_by_level, int(config.reserve_null_slot), fill)
         except BaseException:
             close_durable(slots_by_level)
-            if owns_device:
+            if given_device is None:
                 self._device.close()
             if writer is not None:
                 writer.close()
@@ -213,10 +212,9 @@ class KVCacheManager(Handle):
                 writer.follow(storage.digest)
                 records = CallJournal(writer, tree.digests)
             matcher = Matcher(tree, self._life_cycles, config.tokens_per_block, config.enable_partial_reuse)
-            shared = SharedState(self._device, storage, mover, tree, matcher, self._life_cycles, config, records)
-            self._shared = shared
+            self._shared = shared = SharedState(self._device, storage, mover, tree, matcher, self._life_cycles, config, records)
             self._addresses = KernelAddresses(storage, config.enable_swa_scratch_reuse)
-            self._memory = MemoryLease(storage, mover, self._device, owns_device)
+            self._memory = MemoryLease(storage, mover, self._device, given_device is None)
             self._open_sequences = OpenSequences()
             self._matches = PrefixMatches(shared, config.reuse_match_backoff)
             recorder = make_usage_recorder(tree, self._life_cycles, config) if config.enable_stats else None
@@ -226,27 +224,29 @@ class KVCacheManager(Handle):
             self._arrival_waits = ArrivalWaits(shared)
             self._batch_number = 0
             self._restored = None
-            if self._event_manager is not None:
-                storage.sink = self._event_manager.bind(
-                    _list_layer_groups(shared),
-                    storage.rows.first_page_of_blocks,
-                    config.tokens_per_block,
-                    [tier.tier for tier in config.cache_tiers],
-                    shared.guard,
-                )
-            bind_to_process(shared.guard)
-            shared.guard.publisher = self._usage
-            shared.guard.checker = InvariantChecker(shared, self._open_sequences)
-            self._is_released = False
-            if storage.durable is not None:
-                if storage.durable.is_read_only:
-                    storage.closed.close_for_writing(storage.last_level)
-                self._restore(storage.durable)
-            self._is_open = True
+            self._start()
         except BaseException:
             if writer is not None:
                 writer.close()
             raise
+
+    def _start(self) -> None:
+        """All parts are there: events and reports follow them, and what is on a durable level is found again."""
+        config, shared = self._config, self._shared
+        storage = shared.storage
+        if self._event_manager is not None:
+            first_page = storage.rows.first_page_of_blocks
+            tiers = [tier.tier for tier in config.cache_tiers]
+            storage.sink = self._event_manager.bind(_list_layer_groups(shared), first_page, config.tokens_per_block, tiers, shared.guard)
+        bind_to_process(shared.guard)
+        shared.guard.publisher = self._usage
+        shared.guard.checker = InvariantChecker(shared, self._open_sequences)
+        self._is_released = False
+        if storage.durable is not None:
+            if storage.durable.is_read_only:
+                storage.closed.close_for_writing(storage.last_level)
+            self._restore(storage.durable)
+        self._is_open = True
 
     def _restore(self, durable: DurableLevel) -> None:
         """Find again what the last process has left."""
@@ -519,54 +519,51 @@ class KVCacheManager(Handle):
             is_counted = to_bool(count_in_statistics, "count_in_statistics")
             packed = None if input_tokens is None else pack_tokens(input_tokens, shared.tree.digests, False, "input_tokens")
             num_input_tokens = 0 if packed is None else len(packed) // TOKEN_BYTES
-            prompt_length: i64 = num_input_tokens
+            prompt_length = num_input_tokens
             if expected_prompt_length is not None:
                 prompt_length = to_count(expected_prompt_length, "expected_prompt_length")
             positions = [
                 to_count(position, "one of snapshot_positions")
                 for position in to_short_list(snapshot_positions, "snapshot_positions", _MOST_POSITIONS)
             ]
-            found = self._matches.find(scope, packed, True)
-            match = found.match
-            plan: RetentionPlan | None = None
-            kinds: KindRanges | None = None
-            if terms is not None:
-                plan = RetentionPlan(terms, int(prompt_length), self._config.tokens_per_block, custom_priority_callback)
-                kinds = find_kinds(terms, int(prompt_length), self._config.tokens_per_block)
-            callback = custom_priority_callback if plan is None else plan
-            request = Request(serial, sequence_id, scope, callback)
-            if plan is not None and plan.has_durations:
-                request.retention = plan
-            request.kinds = kinds
+            request = Request(serial, sequence_id, scope, custom_priority_callback)
             request.is_counted = is_counted
             request.prompt_length = prompt_length
-            state = SequenceState(shared, request, self._device.default_stream())
-            priorities: list[int] | None = None
-            if callback is not None:
-                priorities = residency.ask_matched_priorities(state, match)
-            if is_counted:
-                self._levels.sample_demand()
-            residency.hold_match(state, match, self._matches.planned)
-            if input_tokens is not None and packed is not None:
-                request.given_end = state.num_committed
-                if state.num_committed < num_input_tokens:
-                    # A long prompt's tokens, kept, are memory that the next request's would otherwise get without a page fault.
-                    request.given = GivenTokens(input_tokens, packed)
-            if shared.has_state:
-                begin_with(state, found, b"" if packed is None else packed, int(prompt_length), positions, is_counted)
-            usage = self._usage.recorder
-            self._restored = None
-            if usage is not None:
-                usage.open_account(state, prompt_length, is_counted)
-                usage.record_match(state, b"" if packed is None else packed, match, self._matches.num_untrimmed)
-            if priorities is not None:
-                shared.uses_priorities = True
-                residency.raise_matched_priorities(state, priorities)
+            if terms is not None:
+                _add_terms(request, terms, self._config.tokens_per_block)
+            state = self._begin(request, input_tokens, packed, positions)
             kv_cache = KVCache(state, self, self._open_sequences)
-            length = None if expected_prompt_length is None else int(prompt_length)
+            length = None if expected_prompt_length is None else prompt_length
             asks = custom_priority_callback is not None
             journal.create(serial, scope, input_tokens, packed, asks, length, positions, terms, is_counted)
             return kv_cache
+
+    def _begin(self, request: Request, input_tokens: Tokens | None, packed: bytes | None, positions: list[int]) -> SequenceState:
+        """A sequence that holds what there is of its tokens. What the user's callback raises comes before anything changes."""
+        shared = self._shared
+        found = self._matches.find(request.scope, packed, True)
+        state = SequenceState(shared, request, self._device.default_stream())
+        priorities = None if request.priority_callback is None else residency.ask_matched_priorities(state, found.match)
+        if request.is_counted:
+            self._levels.sample_demand()
+        residency.hold_match(state, found.match, self._matches.planned)
+        text = b"" if packed is None else packed
+        if input_tokens is not None and packed is not None:
+            request.given_end = state.num_committed
+            if state.num_committed < len(text) // TOKEN_BYTES:
+                # A long prompt's tokens, kept, are memory that the next request's would otherwise get without a page fault.
+                request.given = GivenTokens(input_tokens, packed)
+        if shared.has_state:
+            begin_with(state, found, text, int(request.prompt_length), positions, request.is_counted)
+        usage = self._usage.recorder
+        self._restored = None
+        if usage is not None:
+            usage.open_account(state, request.prompt_length, request.is_counted)
+            usage.record_match(state, text, found.match, self._matches.num_untrimmed)
+        if priorities is not None:
+            shared.uses_priorities = True
+            residency.raise_matched_priorities(state, priorities)
+        return state
 
     @property
     def open_kv_caches(self) -> list[KVCache]:
@@ -1132,6 +1129,14 @@ def _to_terms(retention: object) -> RetentionConfig | None:
 def _validate_callback(custom_priority_callback: object) -> None:
     if custom_priority_callback is not None and not callable(custom_priority_callback):
         raise TypeError(f"custom_priority_callback must be callable or None, not {type(custom_priority_callback).__name__}")
+
+
+def _add_terms(request: Request, terms: RetentionConfig, tokens_per_block: int) -> None:
+    plan = RetentionPlan(terms, int(request.prompt_length), tokens_per_block, request.priority_callback)
+    request.priority_callback = plan
+    if plan.has_durations:
+        request.retention = plan
+    request.kinds = find_kinds(terms, int(request.prompt_length), tokens_per_block)
 
 
 def _list_layer_groups(shared: SharedState) -> list[LayerGroupFacts]:

@@ -188,23 +188,7 @@ def _add_result_options(parser: argparse.ArgumentParser) -> None:
 
 def run_replay_command(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Returns the exit code; usage errors leave through ``parser.error``. ``options.arguments``: as they were typed."""
-    if options.trace is not None and options.workload is not None:
-        parser.error("give a TRACE or --workload, not both")
-    if options.speculate is not None and options.beams is not None:
-        parser.error("give --speculate or --beams, not both")
-    if options.write_policy is not None and (options.tiers is None or len(options.tiers.lower) == 0):
-        parser.error("--write-policy is about tiers below the GPU; give some, as in --tiers gpu=64MiB,host=256MiB")
-    _validate_durable(options, parser)
-    if options.skip_bad and options.trace is None:
-        parser.error("--skip-bad is about the lines of a TRACE, and none is given")
-    if options.report is None and options.report_sizes is not DEFAULT_SIZES:
-        parser.error("--report-sizes is about the page of plots; name one with --report FILE")
-    require_writable(parser, "--json", options.json, options.trace)
-    require_file(parser, "--report", options.report, options.trace)
-    require_apart(parser, json=options.json, report=options.report)
-    log_option = given_log_option(options)
-    if log_option is not None and options.trace is None:
-        parser.error(f"{log_option} is about a TRACE, and none is given")
+    _validate_options(options, parser)
     model = find_model(options, parser, options.model)
     skipped_lines = 0
     notes: list[str] = list(model.notes)
@@ -219,9 +203,7 @@ def run_replay_command(options: argparse.Namespace, parser: argparse.ArgumentPar
         notes += trace.notes()
         workload = trace
     else:
-        workload = make_workload(
-            options.workload or WORKLOAD_NAMES[0], options.seed, options.limit or _default_num_requests(options)
-        )
+        workload = make_workload(options.workload or WORKLOAD_NAMES[0], options.seed, options.limit or _default_num_requests(options))
     if options.rate is not None:
         if options.arrivals != RECORDED:
             parser.error("--rate is about --arrivals recorded")
@@ -261,6 +243,27 @@ def run_replay_command(options: argparse.Namespace, parser: argparse.ArgumentPar
             f"--memory or --tiers, a larger --shrink, or fewer --beams\n"
         )
     return EXIT_INTERRUPTED if was_interrupted(curves) and exit_code(report) == EXIT_OK else exit_code(report)
+
+
+def _validate_options(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Usage errors that the options alone show."""
+    if options.trace is not None and options.workload is not None:
+        parser.error("give a TRACE or --workload, not both")
+    if options.speculate is not None and options.beams is not None:
+        parser.error("give --speculate or --beams, not both")
+    if options.write_policy is not None and (options.tiers is None or len(options.tiers.lower) == 0):
+        parser.error("--write-policy is about tiers below the GPU; give some, as in --tiers gpu=64MiB,host=256MiB")
+    _validate_durable(options, parser)
+    if options.skip_bad and options.trace is None:
+        parser.error("--skip-bad is about the lines of a TRACE, and none is given")
+    if options.report is None and options.report_sizes is not DEFAULT_SIZES:
+        parser.error("--report-sizes is about the page of plots; name one with --report FILE")
+    require_writable(parser, "--json", options.json, options.trace)
+    require_file(parser, "--report", options.report, options.trace)
+    require_apart(parser, json=options.json, report=options.report)
+    log_option = given_log_option(options)
+    if log_option is not None and options.trace is None:
+        parser.error(f"{log_option} is about a TRACE, and none is given")
 
 
 def _default_num_requests(options: argparse.Namespace) -> int:

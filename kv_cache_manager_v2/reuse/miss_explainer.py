@@ -62,13 +62,9 @@ class MissExplainer:
         self._incomplete = NO_SNAPSHOT if has_recurrent_layers else WINDOW_BROKEN
         self._unused_part = self._incomplete if is_partial_reuse_enabled else PARTIAL_BLOCK
 
-    def explain(
-        self, root: Block, packed: bytes, match: Match, num_untrimmed: i64, misses: vec[i64], misses_at: i64
-    ) -> None:
-        """Add every token of ``packed`` behind the match to its cause, ``misses[misses_at + cause]``.
-
-        ``num_untrimmed``: how long the match was before `reuse_match_backoff`.
-        """
+    def explain(self, root: Block, packed: bytes, match: Match, num_untrimmed: i64, misses: vec[i64], misses_at: i64) -> None:
+        """Add every token of ``packed`` behind the match to its cause, ``misses[misses_at + cause]``. ``num_untrimmed``: how long the match
+        was before `reuse_match_backoff`."""
         num_tokens: i64 = len(packed) // TOKEN_BYTES
         position = match.num_tokens
         if num_untrimmed > position:
@@ -78,14 +74,13 @@ class MissExplainer:
             return
         size = self._tokens_per_block
         ordinal = match.num_tokens // size
-        node: Block | None = root
         # Planned blocks are in no tree, and nothing is below them there.
         num_published = ordinal
         while num_published > 0 and match.blocks[num_published - 1].parent is None:
             num_published -= 1
-        if ordinal > 0:
-            node = match.blocks[ordinal - 1] if num_published == ordinal else None
-        text = self._history.prefix_of(root.first_page if num_published == 0 else match.blocks[num_published - 1].first_page)
+        above = root if num_published == 0 else match.blocks[num_published - 1]
+        node: Block | None = above if num_published == ordinal else None
+        text = self._history.prefix_of(above.first_page)
         for planned in range(num_published, ordinal):
             text = hash_block(text, packed[planned * size * TOKEN_BYTES : (planned + 1) * size * TOKEN_BYTES])
         scope = self._history.scope_of(root.first_page)
@@ -96,9 +91,7 @@ class MissExplainer:
             if end > num_tokens:
                 end = num_tokens
             key = packed[ordinal * size * TOKEN_BYTES : end * TOKEN_BYTES]
-            child: Block | None = None
-            if node is not None:
-                child = self._tree.find_child(node, key)
+            child = None if node is None else self._tree.find_child(node, key)
             if child is not None:
                 text = self._history.prefix_of(child.first_page)
                 node = child

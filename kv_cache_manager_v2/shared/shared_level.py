@@ -97,11 +97,10 @@ class SharedLevel(SharedSource):
         key: bytes | None = None,
         epoch: SupportsIndex = 0,
     ) -> None:
-        _validate(manager, store, model_id, write_policy, publisher)
+        _validate(manager, store, model_id, write_policy, publisher, key)
         num_threads = int(to_int_within(num_load_threads, "num_load_threads", 1, 64))
         claimed = _to_finite(claim_seconds, "claim_seconds", 0)
         rate = _to_finite(least_bytes_per_second, "least_bytes_per_second", 1)
-        require_key(key)
         first_epoch = to_count(epoch, "epoch")
         require_xxhash()
         config = manager.init_config
@@ -544,7 +543,7 @@ def _check_endpoints(store: GuardedStore, known: Sequence[str] = ()) -> list[str
 
 
 def _validate(
-    manager: object, store: object, model_id: object, write_policy: object, publisher: KVCacheEventPublisher | None
+    manager: object, store: object, model_id: object, write_policy: object, publisher: KVCacheEventPublisher | None, key: bytes | None
 ) -> None:
     manager = to_instance(manager, KVCacheManager, "manager")
     if not isinstance(store, SharedStore):
@@ -557,6 +556,7 @@ def _validate(
         _require_memory_levels(manager)
     if publisher is not None and not to_instance(publisher, KVCacheEventPublisher, "publisher")._follows(manager.event_manager):
         raise ValueError("the publisher is of another manager's events; give that of this manager's event_manager")
+    require_key(key)
 
 
 def _lay_out_records(

@@ -155,8 +155,7 @@ class PageStorage:
         self.last_level = len(levels) - 1
         self.pool_group_of = vec[i64](layout.pool_group_indices)
         num_places = layout.num_pool_groups * len(levels)
-        num_sentinels = (NUM_SENTINELS + NUM_PRIORITIES) * num_places
-        self.rows = PageRows(layout.num_life_cycles, num_sentinels)
+        self.rows = PageRows(layout.num_life_cycles, (NUM_SENTINELS + NUM_PRIORITIES) * num_places)
         self.digest = DecisionDigest()
         self.slots = SlotStore(device, order, layout, self.digest)
         self.pool_groups = self.slots.pool_groups
@@ -165,8 +164,7 @@ class PageStorage:
         self.queues = []
         self.held_queues = []
         self.num_evicted = vec[i64]([0] * num_places)
-        page_bytes = [sum(layout.slot_bytes(index)) for index in range(layout.num_pool_groups)]
-        self.counters = PageCounters(len(levels), vec[i64](page_bytes))
+        self.counters = PageCounters(len(levels), vec[i64]([sum(layout.slot_bytes(index)) for index in range(layout.num_pool_groups)]))
         self.last_cause = CAPACITY
         self.last_refusal = None
         self.num_refusals = vec[i64]([0] * num_places)

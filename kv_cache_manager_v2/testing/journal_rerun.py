@@ -278,7 +278,13 @@ class _Rerun:
         elif operation == form.RESERVE:
             lease = kv_cache.reserve_transfer(reader.number(), reader.number())
             self.leases[lease.number] = lease
-        elif operation == form.COMMIT_TREE:
+        else:
+            self.apply_to_beams(operation, kv_cache)
+
+    def apply_to_beams(self, operation: int, kv_cache: Any) -> None:
+        """Calls that are about several continuations of one sequence, and plans to drop its published end."""
+        reader = self.reader
+        if operation == form.COMMIT_TREE:
             num_heads = reader.number()
             positions = self.numbers()
             kv_cache.commit_tree(reader.tokens(), positions, num_heads)

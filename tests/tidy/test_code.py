@@ -69,6 +69,22 @@ def test_files_are_short() -> None:
 MOST_ATTRIBUTES: Final = {"SequenceState": 25, "SharedState": 20}
 
 
+MAX_FUNCTION_LINES: Final = 60
+# A call for each page would cost more than the page.
+ONE_LOOP_OVER_PAGES: Final = {"gather", "_put_part"}
+
+
+def test_functions_fit_a_screen() -> None:
+    functions = [
+        (source.at(node), (node.end_lineno or node.lineno) - node.lineno + 1)
+        for source in package_sources()
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name not in ONE_LOOP_OVER_PAGES
+    ]
+    assert len(functions) > 4000
+    assert [function for function in functions if function[1] > MAX_FUNCTION_LINES] == []
+
+
 def test_states_that_many_files_share_are_values_with_names() -> None:
     found = {
         node.name: len({inner.target.id for inner in node.body if isinstance(inner, ast.AnnAssign) and isinstance(inner.target, ast.Name)})

@@ -123,7 +123,5 @@ class RoomJudge:
 
 def count_slots(manager: KVCacheManager) -> tuple[list[int], list[int]]:
     """Slots by pool group: of level 0, and of all levels."""
-    levels = [
-        [counts.total for counts in manager.get_storage_statistics(level)] for level in range(len(manager.cache_tier_list))
-    ]
+    levels = [[counts.total for counts in manager.get_storage_statistics(level)] for level in range(len(manager.cache_tier_list))]
     return levels[0], [sum(totals) for totals in zip(*levels)]

@@ -147,23 +147,11 @@ class Scenario:
         self.is_large = is_large(seed)
         fault_share = Random(7 * seed + 4).choice((0.0, 0.0, 0.0, 0.05, 0.15))
         self.fault_share = draw_large_fault_share(seed) if self.is_large else fault_share
-        config = _draw_config(random)
+        drawn = _draw_config(random)
         bends = LARGE_FACTORS if self.is_large else choose_bends(seed, self.fault_share > 0.0)
         self.grows_trees = bends is not CHUNKED and grows_trees(seed)
         self.spares_writes = self.fault_share > 0.0 and len(bends) > 0
-        if self.is_large:
-            config = draw_large_config(seed)
-        elif bends is BRIMFUL:
-            config = fill_to_the_brim(config, brimful_blocks(seed))
-        elif bends is CHUNKED:
-            config = chunk_prompts(config, seed)
-        elif len(bends) > 0:
-            config = crowd(config)
-        if not self.is_large and bends is not CHUNKED:
-            config = without_scratch(config) if self.grows_trees else add_state(config, seed)
-            config = draw_policies(config, seed)
-        if Random(149 * seed + 41).random() < _SHARE_OF_STAYING:
-            config = replace(config, allow_seq_rebasing=False)
+        config = _bend_config(drawn, seed, bends, self.grows_trees)
         if self.fault_share > 0.0:
             config = end_on_disk(config)
             if is_fragmented(seed):
@@ -199,8 +187,7 @@ class Scenario:
         self.actions = [Action(kind, int(random.random() * 1_000_000_000)) for kind in kinds]
         listening = Random(2 * seed + 1)  # its own random numbers: a listener changes nothing else
         self.max_event_entries = 100_000 if bends is BRIMFUL else listening.choice((0, 3, 100_000))
-        steps_per_event_check = listening.choice((1, 1, 5))
-        self.steps_per_event_check = LARGE_STEPS_PER_CHECK if self.is_large else steps_per_event_check
+        self.steps_per_event_check = LARGE_STEPS_PER_CHECK if self.is_large else listening.choice((1, 1, 5))
         self.steps_per_invariants = LARGE_STEPS_PER_CHECK if self.is_large else 1
 
     def make_device(self) -> SimulatedDevice:
@@ -269,3 +256,19 @@ def end_on_disk(config: KVCacheManagerConfig) -> KVCacheManagerConfig:
     lowest = tiers.pop() if len(tiers) > 1 else tiers[0]
     tiers.append(DiskCacheTierConfig(lowest.quota, "/tmp", eviction_policy=lowest.eviction_policy))
     return replace(config, cache_tiers=tiers)
+
+
+def _bend_config(config: KVCacheManagerConfig, seed: int, bends: Mapping[str, float], grows_trees: bool) -> KVCacheManagerConfig:
+    """The drawn configuration, made such that what the seed is for happens often."""
+    if is_large(seed):
+        config = draw_large_config(seed)
+    elif bends is BRIMFUL:
+        config = fill_to_the_brim(config, brimful_blocks(seed))
+    elif bends is CHUNKED:
+        config = chunk_prompts(config, seed)
+    elif len(bends) > 0:
+        config = crowd(config)
+    if not is_large(seed) and bends is not CHUNKED:
+        config = without_scratch(config) if grows_trees else add_state(config, seed)
+        config = draw_policies(config, seed)
+    return replace(config, allow_seq_rebasing=False) if Random(149 * seed + 41).random() < _SHARE_OF_STAYING else config

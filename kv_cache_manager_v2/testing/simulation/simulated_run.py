@@ -180,11 +180,7 @@ class SimulatedRun:
         run = self._state
         wants_suspended = kind in ("resume", "prefetch")
         wants_active = kind in ("step", "commit", "rewind", "move_history", "suspend", "lend")
-        candidates = [
-            sequence
-            for sequence in run.sequences
-            if not (wants_suspended if sequence.model.is_active else wants_active)
-        ]
+        candidates = [sequence for sequence in run.sequences if not (wants_suspended if sequence.model.is_active else wants_active)]
         if not candidates:
             return False
         sequence = random.choice(candidates)
