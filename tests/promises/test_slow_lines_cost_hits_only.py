@@ -163,6 +163,25 @@ def test_engines_that_compute_the_same_write_it_once(servers: list[FakeServer]) 
     assert len(server.values) == 101
 
 
+def test_an_idle_engine_frees_all_staging_slots_by_its_reports(servers: list[FakeServer]) -> None:
+    """No call waits for a copy or a store, so what the last prompts had copied is stored, and its slots are free, by later reports."""
+    with Rank(ValkeyStore([servers[0].address]), shared_config(gpu_slots=64), write_policy="commit") as rank:
+        for text in TEXTS[:8]:
+            rank.run(text)
+
+        def taken() -> int:
+            return rank.level.read_facts().slots[("store", "taken")]
+
+        assert taken() > 0
+
+        def are_free() -> bool:
+            rank.level.remote_report()
+            return taken() == 0
+
+        wait_until(are_free)
+        assert len(servers[0].values) == 8 * 4 + 1, "with the format of keys"
+
+
 def test_a_cold_prompt_is_asked_for_in_parts(servers: list[FakeServer]) -> None:
     server = servers[0]
     with Rank(ValkeyStore([server.address]), shared_config(gpu_slots=64)) as rank:
