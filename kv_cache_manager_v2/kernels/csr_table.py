@@ -48,8 +48,8 @@ class RowEdit:
 @final
 @mypyc_attr(native_class=True)
 class CsrTable(TableOutput):
-    """What ``plan()`` of FlashInfer's ``BatchDecodeWithPagedKVCacheWrapper`` and
-    ``BatchPrefillWithPagedKVCacheWrapper`` takes (``flashinfer/decode.py``, ``flashinfer/prefill.py``), all int32:
+    """Page table for ``plan()`` of FlashInfer's ``BatchDecodeWithPagedKVCacheWrapper`` and
+    ``BatchPrefillWithPagedKVCacheWrapper`` (``flashinfer/decode.py``, ``flashinfer/prefill.py``), all int32:
 
     - `indptr` ``[max_num_sequences + 1]``: pages of row ``r`` are ``indices[indptr[r] : indptr[r + 1]]``; behind the
       last taken row it stays at the end, so that vacant rows are empty. ``paged_kv_indptr``;

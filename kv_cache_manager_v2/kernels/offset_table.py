@@ -91,7 +91,7 @@ def _validate_pair(
 @final
 @mypyc_attr(native_class=True)
 class OffsetTable(TableOutput):
-    """What TensorRT-LLM's attention op takes (``cpp/tensorrt_llm/thop/attentionOp.cpp``, ``KVBlockArray`` in
+    """Page table for TensorRT-LLM's attention op (``cpp/tensorrt_llm/thop/attentionOp.cpp``, ``KVBlockArray`` in
     ``cpp/tensorrt_llm/kernels/kvCacheUtils.h``):
 
     - `offsets` ``[pools, max_num_sequences * beams, 2, max_blocks]`` int32, ``kv_cache_block_offsets``: plane 0 the

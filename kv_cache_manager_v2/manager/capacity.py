@@ -80,7 +80,7 @@ class CapacityPlan(Value):
     batch_quota: int | None
     """The least quota of level 0 with which a manager runs the batch, if it is among the constraints."""
     limiting_pool_group: int
-    """Of the asked batch the one that it fills most; without one, the one that ends the longest sequence."""
+    """The pool group that the asked batch fills most; without one, the one that ends the longest sequence."""
 
     @property
     def missing_slots(self) -> int:

@@ -141,7 +141,7 @@ class DurableRestore:
         return twins
 
     def keep(self, kept: set[int], keeps_weights: bool) -> None:
-        """Of the pages that were restored only those with these positions in `pages`. Those that cannot be reached then are dropped, too.
+        """Keep, of the restored pages, only those with these positions in `pages`. Those that cannot be reached then are dropped, too.
 
         Afterwards the manager is in the state in which it would be had the last process left nothing else.
         """
@@ -375,8 +375,8 @@ class DurableRestore:
         return nodes
 
     def _end_of_run(self, state: IndexState, nodes: vec[i64], begin: i64, num_children: vec[i64]) -> i64:
-        """Of blocks below each other, of which all but the last one have no other child, all but the first one are full, and none has a
-        digest; behind the first one their tokens lie behind each other."""
+        """End of a run of blocks below each other: all but the last one have no other child, all but the first one are full, and none has
+        a digest; behind the first one their tokens lie behind each other."""
         end = begin + 1
         count: i64 = len(nodes)
         above = nodes[begin]

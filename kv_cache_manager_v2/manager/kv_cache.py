@@ -532,7 +532,7 @@ class KVCache(Handle):
             return offer_tokens(state, tokens)
 
     def stop_committing(self, continues: Given[bool | None] = None) -> None:
-        """What follows is never reused; the partial last block is published now, or by `close` where indices stay
+        """Nothing that follows is ever reused; the partial last block is published now, or by `close` where indices stay
         (``allow_seq_rebasing=False``). Twice is fine. `LogicError` once closed. ``continues``: as for `close`, which may say it too."""
         state = self._state
         with state.shared.guard as journal:
@@ -817,7 +817,7 @@ class KVCache(Handle):
 
     @property
     def statistics(self) -> UsageStatistics:
-        """What this sequence used so far, also once closed. `LogicError` with ``enable_stats=False``."""
+        """Usage of this sequence so far, also once closed. `LogicError` with ``enable_stats=False``."""
         counters = self._state.counters
         if counters is None:
             raise LogicError("the manager keeps no statistics; make it with enable_stats=True")
@@ -877,7 +877,7 @@ class KVCache(Handle):
             )
 
     def _require_input(self, call: str, num_tokens: int, capacity: int) -> None:
-        """What `commit_input` of so many would refuse once there is that capacity. Changes nothing."""
+        """Refuse what `commit_input` of so many would refuse once there is that capacity. Changes nothing."""
         with self._state.shared.guard:
             self._require_one_beam_committing(call)
             validate_given(self._state, num_tokens, capacity)

@@ -124,7 +124,7 @@ if TYPE_CHECKING:
 _logger: Final = PackageLog("kv_cache_manager_v2")
 _MAX_SECONDS: Final = 1e9
 _MOST_POSITIONS: Final = 2**16
-"""Of ``snapshot_positions``: more snapshots than any sequence keeps; a range that was meant for something else would fill the memory."""
+"""The longest ``snapshot_positions``: more snapshots than any sequence keeps; a range meant for something else would fill the memory."""
 _PATIENCE_SECONDS: Final = 0.1
 """How long a thread that wants statistics waits for the end of another thread's call."""
 
@@ -151,7 +151,7 @@ class KVCacheManager(Handle):
     _device: Final[Device]
     _event_manager: Final[KVCacheEventManager | None]
     _shared: Final[SharedState]
-    """What sequences need: storage, tree, and the guard, which is the door of every call."""
+    """Parts that sequences need: storage, tree, and the guard, which is the door of every call."""
     _addresses: Final[KernelAddresses]
     _memory: Final[MemoryLease]
     _open_sequences: Final[OpenSequences]
@@ -164,7 +164,7 @@ class KVCacheManager(Handle):
     _batch_number: i64
     """Counts batch calls; each sequence remembers the last one that listed it."""
     _restored: DurableRestore | None
-    """What the last process has left, until something is done with it."""
+    """Blocks that the last process has left, until something is done with them."""
     _is_open: bool
     _is_released: bool
     """Whether there is no memory to release: `shutdown` is done, or the constructor is not."""

@@ -247,14 +247,14 @@ class BlockHistory:
     # -- what the match asks ------------------------------------------------------------------------------------------
 
     def prefix_of(self, block: i64) -> i64:
-        """Of a published block, or of a root."""
+        """Prefix hash of a published block, or of a root."""
         return EMPTY_PREFIX if block < 0 else self._prefixes.words[self._rows.block_number(block)]
 
     def scope_of(self, root: i64) -> i64:
         return self._scopes[int(root)]
 
     def scope_of_path(self, block: i64) -> i64:
-        """Of a published block, or of a root."""
+        """Scope of a published block, or of a root."""
         if block < 0:
             return self._scopes[int(block)]
         return self._marks.words[self._rows.block_number(block)] >> _SCOPE_SHIFT

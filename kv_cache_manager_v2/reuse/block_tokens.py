@@ -36,7 +36,7 @@ def count_key_bytes(block: Block, block_bytes: i64) -> i64:
 
 
 def share_tokens(blocks: list[Block], packed: bytes, position: i64, block_bytes: i64) -> None:
-    """Of full blocks, each below the one before, whose keys are those from ``position`` on."""
+    """Share the tokens of full blocks, each below the one before, whose keys are those from ``position`` on."""
     max_bytes = MAX_SHARED_BYTES // block_bytes * block_bytes
     if max_bytes == 0:
         max_bytes = block_bytes

@@ -70,7 +70,7 @@ def _make_keys_above(lowest: Block, block_bytes: i64) -> None:
 
 
 def make_run_keys(parent: Block, blocks: list[Block], packed: bytes, position: i64, block_bytes: i64) -> None:
-    """Of full blocks, each below the one before and the first below ``parent``; their tokens are those from ``position`` on."""
+    """Keys of full blocks, each below the one before and the first below ``parent``; their tokens are those from ``position`` on."""
     key = block_key(parent, block_bytes) if parent.content_key == NO_KEY else parent.content_key
     if block_bytes < _WORD_BYTES:
         for block in blocks:

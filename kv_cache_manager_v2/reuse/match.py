@@ -254,7 +254,7 @@ class Matcher:
         return match if match is not None else self._try_neighbours(children, rest, blocks)
 
     def _try_neighbours(self, children: Children, rest: bytes, blocks: list[Block]) -> Match | None:
-        """Of the children beside the place of ``rest`` in their order, some of those that share the most with it."""
+        """Try some of the children beside the place of ``rest`` in their order that share the most with it."""
         before, after = children.sorted_keys().neighbours(rest, NEIGHBOURS_TRIED)
         at_before: i64 = 0
         at_after: i64 = 0
@@ -311,7 +311,7 @@ def count_shared_with_children(tree: RadixTree, parent: Block, key: bytes) -> i6
 
 
 def _count_shared_at(keys: list[bytes], position: i64, rest: bytes) -> i64:
-    """What ``rest`` and the key at that position share; 0 if there is none."""
+    """Tokens that ``rest`` and the key at that position share; 0 if there is none."""
     if position >= len(keys):
         return 0
     return count_shared_tokens(keys[position], rest)

@@ -25,7 +25,7 @@ NUM_DEPTHS: Final = 32
 MAX_CHOSEN: Final = 8
 """Each chosen depth is one more end of a chunk for a prompt that nothing is known of."""
 PRICE_UNITS: Final = 16
-"""Of a block, in which prices are counted."""
+"""Parts of a block, in which prices are counted."""
 _HALVING: Final = 1024
 """Requests after which all counts are halved, so that what is long ago fades."""
 
@@ -40,13 +40,13 @@ class OverlapDepths:
     chosen: list[int]
     """Ascending, by the latest `choose`; never changed in place."""
     savings: list[int]
-    """Of each chosen depth, the blocks that a snapshot there saves, in `PRICE_UNITS`."""
+    """Blocks that a snapshot at each chosen depth saves, in `PRICE_UNITS`."""
     _num_depths: i64
     _depths: Final[vec[i64]]
     _parted: Final[vec[i64]]
     _written: Final[vec[i64]]
     _costs: Final[vec[i64]]
-    """Of the depths before each one, if that one is chosen."""
+    """Costs of the depths before each one, if that one is chosen."""
     _before: Final[vec[i64]]
     """The chosen one before each one, by index; `NUM_DEPTHS`: the root."""
 

@@ -50,7 +50,7 @@ def hash_block(parent_prefix: i64, key: bytes) -> i64:
 
 
 def hash_run(parent_prefix: i64, words: vec[i64], words_per_block: i64, prefixes: vec[i64], begin: i64) -> None:
-    """The same for blocks below each other, of equally many ``words`` each, at a third of the work: `prefixes` from ``begin`` on."""
+    """Hash blocks below each other, of equally many ``words`` each, at a third of the work: `prefixes` from ``begin`` on."""
     assert words_per_block % RUN_WORDS == 0, "a run of blocks of odd sizes was to be hashed"
     num_bytes = words_per_block * WORD_BYTES
     prefix = parent_prefix

@@ -38,7 +38,7 @@ class StateMatch:
     branch_tokens: Final[i64]
     """The last block boundary at which the prefix is one that the tree knows and after which it is not; 0 if there is none."""
     known_blocks: i64
-    """Of the whole prompt, on a path of the tree, whatever pages they have."""
+    """Blocks of the whole prompt that are on a path of the tree, whatever pages they have."""
     extends: bool
     """Whether these are all that is known of the path: the prompt goes on where nothing goes on otherwise."""
 

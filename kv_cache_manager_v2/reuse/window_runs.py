@@ -194,7 +194,7 @@ class WindowRuns:
             self._add_branches_below(block, life_cycle, least, kept, length)
 
     def _add_branches_below(self, top: Block, life_cycle: i64, least: i64, kept: i64, length: i64) -> None:
-        """The same where the run, of that length down to ``top``, goes on in several children."""
+        """Add the branches where the run, of that length down to ``top``, goes on in several children."""
         rows = self._rows
         row = [top]
         while True:

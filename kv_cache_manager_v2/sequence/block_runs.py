@@ -113,7 +113,7 @@ def release_stale(state: SequenceState, life_cycle: i64, begin: i64, end: i64, m
 
 
 def release_evict_first(state: SequenceState, life_cycle: i64, begin: i64, end: i64, mark: i64) -> None:
-    """The same, evict-first, the last one before all others."""
+    """Evict-first pages of published blocks out of the window, the last one before all others."""
     if begin >= end:
         return
     first_pages = list_first_pages(state.blocks, begin, end)

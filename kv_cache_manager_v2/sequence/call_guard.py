@@ -66,7 +66,7 @@ class Abandoned(metaclass=ABCMeta):
 
 @mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
 class SnapshotPublisher(metaclass=ABCMeta):
-    """What a thread that finds the manager busy gets from the call that is running, at its end."""
+    """Answers of a running call, at its end, to threads that found the manager busy."""
 
     __slots__ = ()
 
@@ -117,7 +117,7 @@ class CallGuard(CallDoor):
     _asked: list[Lock]
     """Each locked by a thread that waits for a snapshot."""
     _changes: Final[ChangeCount]
-    """Of the storage, which counts evictions: they change things before the call that needs the room does."""
+    """Changes of the storage, evictions too: they change things before the call that needs the room does."""
     journal: Final[CallRecords]
     """Handed out by each call; without a journal one that keeps nothing."""
     is_recording: Final[bool]

@@ -23,7 +23,7 @@ class IndexChanges:
     __slots__ = ("_begins", "_ends", "_most_runs", "_taken", "_num_taken")
 
     _begins: list[int]
-    """Of runs of entries that were set since the last look, in the order of the calls."""
+    """Begins of runs of entries that were set since the last look, in the order of the calls."""
     _ends: list[int]
     _most_runs: i64
     """So many runs are put in order before another one is added."""

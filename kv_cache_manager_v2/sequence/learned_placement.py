@@ -40,7 +40,7 @@ PRICING: Final = 32
 NUM_SCOPES: Final = 64
 NUM_MARKS: Final = 4096
 SAVINGS_SCALE: Final = 1 << 16
-"""Of tokens for each request that a slot is taken."""
+"""Units of savings: tokens for each request that a slot is taken."""
 LOOK_BACK: Final = 16
 """Blocks above the end of the known ones among which the end of an earlier prompt is looked for: about an answer's length."""
 _HALVING: Final = 1024
@@ -108,7 +108,7 @@ class PlaceFacts:
 @final
 @mypyc_attr(native_class=True)
 class ScopeFacts:
-    """What was observed of one scope."""
+    """Observed prompts of one scope."""
 
     __slots__ = ("depths", "places", "num_since_halving", "num_since_choice")
 
@@ -171,7 +171,7 @@ class LearnedPlacement:
     _num_new_blocks: int
     _num_since_pricing: int
     _offers: Final[list[tuple[int, int]]]
-    """What places of the latest requests would save, as the price, and how many requests a snapshot stays."""
+    """Savings of the latest requests' places, in units of the price, and how many requests a snapshot stays."""
     _longest_stay: int
     """Requests until the attention's pages are gone, without which a snapshot serves nothing."""
 

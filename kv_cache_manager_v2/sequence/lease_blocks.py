@@ -9,7 +9,7 @@ from .twins import list_twin_blocks
 
 
 def lease_blocks(state: SequenceState, begin: i64, end: i64) -> TransferLeaseState:
-    """Of blocks ``begin .. end - 1`` the pages that the sequence has.
+    """Lease the pages that the sequence has of blocks ``begin .. end - 1``.
 
     Of life cycles without a window those of earlier blocks are kept with them: the holder of a page of a path holds those before it.
     """

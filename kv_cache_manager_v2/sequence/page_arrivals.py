@@ -49,7 +49,7 @@ def lock_each_page(state: SequenceState, life_cycle: i64, waits: bool) -> None:
 @final
 @mypyc_attr(native_class=True)
 class OwnStream:
-    """What the sequence has while things are prepared apart from it."""
+    """Stream and timeline that the sequence has while things are prepared apart from it."""
 
     __slots__ = ("stream", "timeline")
 
@@ -87,7 +87,7 @@ def _wait_for_block(state: SequenceState, ordinal: i64) -> None:
 
 
 def end_apart(state: SequenceState, own: OwnStream) -> None:
-    """What was enqueued apart arrives later; whether or not the device took all of it."""
+    """Work that was enqueued apart arrives later; whether or not the device took all of it."""
     shared = state.shared
     storage = shared.storage
     apart = state.timeline
@@ -121,7 +121,7 @@ def _takes_slow_slot(storage: PageStorage, needed: vec[i64]) -> bool:
 
 
 def take_over_arrivals(state: SequenceState, beam: SequenceState) -> None:
-    """What a further beam waits for, its first one does."""
+    """Pages that a further beam waits for are waited for by the first one."""
     for point in beam.arrivals.points:
         state.record_arrival(point)
     if beam.arrivals.awaits_reads:

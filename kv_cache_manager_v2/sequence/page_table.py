@@ -29,7 +29,7 @@ class PageTable:
     _buffer: memoryview | None
     _reader: ChangedBlocks | None
     _exact: IndexChanges | None
-    """What the user has not been told of yet; None before the user asks for the first time."""
+    """Changes that the user has not been told of yet; None before the user asks for the first time."""
 
     def __init__(self) -> None:
         self.entries = vec[i32]()

@@ -60,7 +60,7 @@ class PlannedBlock:
 @final
 @mypyc_attr(native_class=True)
 class PlannedLinks:
-    """What one sequence has to do with planned blocks; a sequence that has nothing to do with any has no such object."""
+    """Planned blocks that one sequence offers and reads; a sequence that has nothing to do with any has no such object."""
 
     __slots__ = ("offered", "read", "valid_tokens")
 
@@ -69,7 +69,7 @@ class PlannedLinks:
     read: Final[list[PlannedBlock]]
     """As their reader, in order: the blocks right behind its published path."""
     valid_tokens: i64
-    """Of a sequence that is void: how many of its first tokens are left; else NOT_VOID."""
+    """First tokens that are left of a sequence that is void; else NOT_VOID."""
 
     def __init__(self) -> None:
         self.offered = []

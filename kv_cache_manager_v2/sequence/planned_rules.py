@@ -1,4 +1,4 @@
-"""What planned blocks allow and forbid: asked before anything changes. What is done with them: `planned_steps`."""
+"""Rules of planned blocks, asked before anything changes. The steps that apply them: `planned_steps`."""
 
 from mypy_extensions import i64
 

@@ -1,4 +1,4 @@
-"""What is done with planned blocks: a writer offers, confirms and takes back, a reader joins, follows and leaves.
+"""Steps with planned blocks: a writer offers, confirms and takes back, a reader joins, follows and leaves.
 
     event                                          the blocks that are not confirmed, and their readers
     publish_planned, of the writer                 offered, up to one that another sequence has planned; not what the tree has

@@ -49,8 +49,10 @@ def try_prefetch(state: SequenceState, level: i64) -> bool:
 
 
 def try_prefetch_blocks(shared: SharedState, blocks: list[Block], level: i64) -> bool:
-    """The same for the pages of published blocks, whichever sequence has them. All of them are held meanwhile, also those that are there
-    already: a prefix whose beginning was evicted for its end would be of no use."""
+    """Onboard the pages of published blocks, whichever sequence has them; answers like `try_prefetch`.
+
+    All of them are held meanwhile, also those that are there already: a prefix whose beginning was evicted for its end would be of no use.
+    """
     storage = shared.storage
     rows = storage.rows
     if level == storage.last_level:

@@ -12,7 +12,7 @@ def can_take_tail_back(state: SequenceState) -> bool:
 
 
 def is_tail_its_own(state: SequenceState, num_released: dict[int, int], num_left: dict[int, int]) -> bool:
-    """The same once others have released pages, counted by page, and left blocks, counted by first page."""
+    """Whether the tail is the sequence's own once others have released pages, counted by page, and left blocks, by first page."""
     block = state.blocks[state.num_published]
     num_pins = int(block.num_pins) - num_left.get(int(block.first_page), 0)
     if num_pins > 1 or block.only_child is not None or block.children is not None:

@@ -120,7 +120,7 @@ def needs_state_slots(state: SequenceState) -> bool:
 
 
 def add_needed_state_slots(state: SequenceState, needed: vec[i64]) -> None:
-    """What the first resume has to allocate, added per pool group."""
+    """Add the slots that the first resume has to allocate, per pool group."""
     shared = state.shared
     if needs_state_slots(state):
         needed[shared.storage.pool_group_of[shared.state_life_cycle]] += shared.recurrent.num_state_slots

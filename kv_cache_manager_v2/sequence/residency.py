@@ -280,7 +280,7 @@ def _take_own_slots(resume: _Resume, waits: bool, account: PageCounters | None) 
 def _take_private_slots(
     state: SequenceState, begins_state: bool, needs_tail_copy: bool, priorities: list[int], account: PageCounters | None
 ) -> None:
-    """What a resumed sequence is going to write: scratch slots, its recurrent state, its own copy of the shared last block."""
+    """Take slots that a resumed sequence is going to write: scratch slots, its recurrent state, its own copy of the shared last block."""
     life_cycle: i64 = 0
     while state.scratch.num_blocks > 0 and life_cycle < state.shared.num_life_cycles:
         state.scratch.take(life_cycle, state.timeline)

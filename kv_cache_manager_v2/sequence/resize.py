@@ -181,7 +181,7 @@ def _apply_turn(
 
 
 def _release(state: SequenceState, plan: ResizePlan) -> None:
-    """What the coming step does not need: blocks behind the end, out-of-window pages, scratch slots, pages of scratch blocks."""
+    """Release what the coming step does not need: blocks behind the end, out-of-window pages, scratch slots, pages of scratch blocks."""
     capacity = plan.capacity
     history = plan.history
     num_blocks = plan.num_blocks

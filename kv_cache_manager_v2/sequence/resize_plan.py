@@ -34,7 +34,7 @@ class CopyWay(Enum):
 @final
 @mypyc_attr(native_class=True)
 class TurnPlan:
-    """What the resize does to one sequence, or to one beam, which have their turns in order. Slots are per pool group."""
+    """Effect of the resize on one sequence, or on one beam, which have their turns in order. Slots are per pool group."""
 
     __slots__ = ("state", "copies", "first_written", "needed", "copied", "released")
 
@@ -46,7 +46,7 @@ class TurnPlan:
     needed: Final[vec[i64]]
     """Slots for new pages, scratch blocks and copies."""
     copied: vec[i64]
-    """Of these, slots for the pages of copied blocks that the sequence still holds after the resize; empty where there are no copies."""
+    """Needed slots for the pages of copied blocks that the sequence still holds after the resize; empty where there are no copies."""
     released: Final[vec[i64]]
     """Slots that become free or evictable. A page that another beam holds too is not among them."""
 
@@ -70,12 +70,12 @@ class ResizePlan:
     capacity: Final[i64]
     history: Final[i64]
     num_blocks: Final[i64]
-    """Of each sequence or beam, after the resize."""
+    """Blocks of each sequence or beam after the resize."""
     turns: Final[list[TurnPlan]]
     way: CopyWay
     """WITHDRAWN or NONE from the start; else chosen when everything that can be evicted beforehand has been."""
     priorities: list[int]
-    """Of the first turn's pages, as `ask_priorities` says; empty where all have the default."""
+    """Priorities of the first turn's pages, as `ask_priorities` says; empty where all have the default."""
 
     def __init__(self, capacity: i64, history: i64, num_blocks: i64) -> None:
         self.capacity = capacity
@@ -184,7 +184,7 @@ def plan_turn(state: SequenceState, copies: list[int], first_written: i64, plan:
 
 
 def _plan_scratch(turn: TurnPlan, life_cycle: i64, capacity: i64, history: i64) -> None:
-    """What the next step's scratch range changes: slots taken and released, and pages that its blocks do without."""
+    """Count what the next step's scratch range changes: slots taken and released, and pages that its blocks do without."""
     state = turn.state
     scratch = state.scratch
     pool_group = state.shared.storage.pool_group_of[life_cycle]

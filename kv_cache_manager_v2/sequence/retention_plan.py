@@ -13,7 +13,7 @@ from .priority_callback import PriorityCallback
 
 FOR_EVER: Final = -1
 EXPECTED: Final = -2
-"""Of `KVCacheManager.retain`: as long as the policy expects that the prefix comes back."""
+"""Duration for `KVCacheManager.retain`: as long as the policy expects that the prefix comes back."""
 _MICROSECONDS: Final = 1_000_000
 
 
@@ -63,7 +63,7 @@ class RetentionPlan:
         return self._find(ordinal, True)
 
     def _find(self, ordinal: int, wants_duration: bool) -> int:
-        """Of the entries that name a token of the block the one with the highest priority; the first of these."""
+        """Find, among the entries that name a token of the block, the first of the highest priority."""
         begin = ordinal * self._tokens_per_block
         end = begin + self._tokens_per_block
         priority = -1

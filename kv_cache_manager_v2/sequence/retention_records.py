@@ -58,7 +58,7 @@ class RetentionRecords:
     _ends: Final[list[list[tuple[int, int]]]]
     """By clock: a heap of (time, number of the entry)."""
     _entries: dict[int, _Retained]
-    """Of all ends that have not come, void ones among them."""
+    """Ends of retention that have not come, void ones among them."""
     _timed: Final[dict[int, _Retained]]
     """The entry that is not void of each block, by first page."""
     _next_number: int

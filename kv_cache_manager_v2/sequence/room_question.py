@@ -28,7 +28,7 @@ class RoomQuestion:
 
     _shared: Final[SharedState]
     _plan: ResizePlan | None
-    """Of the last `find`, if it found room."""
+    """Plan of the last `find`, if it found room."""
     _taken: vec[i64]
     """Per pool group, slots that the sequences before this one take, less those that they make free or evictable."""
     _newly_held: vec[i64]
@@ -165,7 +165,7 @@ class RoomQuestion:
         return left
 
     def _look(self, needed: vec[i64], released: vec[i64]) -> Refusal | None:
-        """What `RoomCount` says, without the traces of a refusal."""
+        """Ask `RoomCount`, and remove the traces of a refusal."""
         storage = self._shared.storage
         nothing = vec[i64]([0] * storage.num_pool_groups)
         held_less = vec[i64]([-count for count in self._newly_held])

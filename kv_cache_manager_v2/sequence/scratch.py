@@ -94,7 +94,7 @@ class Scratch:
             slots.append(int(storage.slots.take_scratch_slot(pool_group, timeline)))
 
     def advance_ready(self, timeline: i64, mark: i64) -> None:
-        """What takes the slots over waits for ``mark``, a fresh mark of ``timeline``, too."""
+        """The next user of the slots waits for ``mark``, a fresh mark of ``timeline``, too."""
         storage = self.shared.storage
         life_cycle: i64 = 0
         for slots in self.slots:

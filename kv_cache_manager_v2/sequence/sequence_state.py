@@ -107,7 +107,7 @@ UNPINNED: Final = Block(0)
 @final
 @mypyc_attr(native_class=True)
 class Request:
-    """What the caller has said of one sequence."""
+    """Request of one sequence: all that its caller has said."""
 
     __slots__ = (
         "serial", "id", "scope", "priority_callback", "prompt_length", "kinds", "continues", "is_counted", "given", "given_end",
@@ -124,7 +124,7 @@ class Request:
     kinds: KindRanges | None
     """None unless the caller has named kinds of its tokens."""
     continues: i64
-    """What the caller has said of what comes after the sequence: NO_HINT, CONTINUES or ENDS."""
+    """Hint of the caller whether the sequence goes on later: NO_HINT, CONTINUES or ENDS."""
     is_counted: bool
     """Whether what it needs is part of the mix by which `adjust` divides quotas; not for dummies."""
     given: GivenTokens | None

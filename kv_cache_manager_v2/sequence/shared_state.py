@@ -35,7 +35,7 @@ from .twin_pages import TwinPages
 UNBOUNDED: Final = -1
 NEVER: Final = 1 << 61
 MOST_BLOCKS: Final = 2**24
-"""Of a sequence of which no layer keeps all tokens: a block takes some 170 bytes of host memory, whether it has pages or not."""
+"""Blocks of a sequence of which no layer keeps all tokens: a block takes some 170 bytes of host memory, whether it has pages or not."""
 
 
 @final
@@ -221,10 +221,10 @@ class SharedState:
     has_state: Final[bool]
     """Whether some layer is recurrent."""
     state_life_cycle: Final[i64]
-    """Of the recurrent layers; without meaning where there are none."""
+    """Life cycle of the recurrent layers; without meaning where there are none."""
     recurrent: Final[RecurrentRules]
     most_tokens: Final[i64]
-    """Of a sequence. Where each layer has a window or is recurrent, no number of slots bounds it."""
+    """Tokens of a sequence. Where each layer has a window or is recurrent, no number of slots bounds it."""
     max_util_for_resume: Final[float]
     constraint_slots: vec[i64]
     """By pool group, the most level-0 slots that one of the configured constraints takes; 0 without constraints."""

@@ -24,20 +24,20 @@ from .shared_state import SharedState
 @final
 @mypyc_attr(native_class=True)
 class StagedCopies:
-    """Of one sequence, or of several beams. A slot has been made free for each page that the copied blocks have."""
+    """Copies for one sequence, or for several beams. A slot has been made free for each page that the copied blocks have."""
 
     __slots__ = ("_shared", "_account", "_states", "_ordinals", "_targets", "_digest_mark", "_mark")
 
     _shared: Final[SharedState]
     _account: Final[PageCounters | None]
-    """Of the sequence whose call it is."""
+    """Counters of the sequence whose call it is."""
     _states: Final[list[SequenceState]]
     _ordinals: Final[list[list[int]]]  # by state, as the next
     _targets: Final[list[list[Block]]]
     _digest_mark: Final[i64]
-    """Of the decisions before the first copy."""
+    """Mark of the decisions before the first copy."""
     _mark: i64
-    """Of the timeline, after the copies."""
+    """Mark of the timeline after the copies."""
 
     def __init__(self, shared: SharedState, account: PageCounters | None) -> None:
         self._shared = shared
@@ -75,7 +75,7 @@ class StagedCopies:
         self._shared.storage.digest.roll_back(self._digest_mark)
 
     def settle(self, state: SequenceState) -> None:
-        """What the device refuses here, and the host cannot wait for, leaves it half done: call it in a change."""
+        """Give the sequence its copies. If the device refuses, and the host cannot wait, it is left half done: call it in a change."""
         for position, one in enumerate(self._states):
             if one is state:
                 take_copies(state, self._ordinals[position], self._targets[position], self._mark, self._account)

@@ -40,7 +40,7 @@ def end_twins(state: SequenceState, mark: i64) -> None:
 
 
 def end_twins_between(state: SequenceState, life_cycle: i64, end_life_cycle: i64, begin: i64, end: i64, mark: i64) -> None:
-    """The same for some life cycles of blocks ``[begin, end)``, which are about to be released."""
+    """End twins of some life cycles of blocks ``[begin, end)``, which are about to be released."""
     twins = state.sharing.twins
     if twins is not None:
         for key in list(twins):
@@ -50,7 +50,7 @@ def end_twins_between(state: SequenceState, life_cycle: i64, end_life_cycle: i64
 
 
 def end_twin(state: SequenceState, life_cycle: i64, ordinal: i64, mark: i64) -> None:
-    """The same for one page, if it is a twin."""
+    """End one page's being a twin, if it is one."""
     twins = state.sharing.twins
     twin: i64 = -1 if twins is None else twins.pop(state.twin_key(life_cycle, ordinal), -1)
     if twin < 0:

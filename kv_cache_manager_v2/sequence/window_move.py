@@ -97,8 +97,10 @@ def _find_branch_window(state: SequenceState, life_cycle: i64) -> i64:
 
 
 def _find_prompt_window(state: SequenceState, life_cycle: i64) -> i64:
-    """The same for the end of the prompt, where its continuation is likely to part from what is generated here; or some way before:
-    the last words of a prompt are often not those that the next one repeats."""
+    """The first block that a match needs at the end of the prompt, where its continuation is likely to part from what is generated here.
+
+    Or some way before: the last words of a prompt are often not those that the next one repeats.
+    """
     shared = state.shared
     slack = 2 * shared.windows.sizes[life_cycle]
     if slack < LEAST_SLACK_TOKENS:
