@@ -10,6 +10,7 @@ model tell a `PagedCache` that a forward pass begins and ends, and which token i
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
@@ -37,6 +38,7 @@ try:
     import torch
 
     from .torch import LayerView, layer_view
+    from .transformers_batching import Batching
     from .transformers_cache import PagedCache, Row
     from .transformers_keys import KeyWatch, require_ids_alone, require_mask, require_positions
     from .transformers_model import ForwardArguments, LayerDescription, describe, describe_layers, make_config, require_release, unwrap
@@ -177,6 +179,19 @@ class PagedCachePool:
             raise
         return cache
 
+    def batching(self) -> Batching:
+        """To be entered around `model.generate_batch`, or the life of a `ContinuousBatchingManager` of the model: requests are then in this
+        pool, whose memory is the bound; prompts share prefixes, windowed layers too, between calls too.
+
+        Of a `ContinuousBatchingConfig` the numbers of blocks and shares of memory are ignored. `ValueError` for layers other than full and
+        sliding attention, and for rotary scaling that depends on the length.
+        """
+        if any(layer.kind not in ("full_attention", "sliding_attention") for layer in self.layers):
+            raise ValueError("continuous batching is for full and sliding attention alone")
+        if self._watch.is_long(sys.maxsize):
+            raise ValueError("the model's rotary scaling depends on the length, and a batch has texts of many")
+        return Batching(self, self._model.config.get_text_config())
+
     def weights_changed(self) -> None:
         """Nothing that was computed so far is found by caches that are opened from now on; open ones go on with what they have.
 
@@ -224,16 +239,25 @@ class PagedCachePool:
         self.activate(cache)
         for kv_cache in cache.kv_caches:
             while not kv_cache.resize(capacity):
-                self._suspend_another(cache)
+                self.suspend_another(cache)
 
     def activate(self, cache: PagedCache) -> None:
         """Every row of the cache on level 0, in order with torch's current stream."""
         self._caches.remove(cache)
         self._caches.append(cache)
         for kv_cache in cache.kv_caches:
-            if not kv_cache.is_active:
-                while not kv_cache.resume(_current_stream(self._device)):
-                    self._suspend_another(cache)
+            while not self.resume(kv_cache):
+                self.suspend_another(cache)
+
+    def resume(self, kv_cache: KVCache) -> bool:
+        return kv_cache.is_active or kv_cache.resume(_current_stream(self._device))
+
+    def open_request(self, prompt: npt.NDArray[np.int32], length: int) -> KVCache:
+        """A sequence for a request of ``length`` tokens in a batch, with what matches of ``prompt``."""
+        state = " ".join(part for part in (self._watch.look(), self._watch.look_at_switches()) if part)
+        kv_cache = self.manager.create_kv_cache(_make_scope(state, 0, None), prompt, expected_prompt_length=length)
+        kv_cache.enable_swa_scratch_reuse = False
+        return kv_cache
 
     @property
     def mirror_bytes(self) -> int:
@@ -253,12 +277,12 @@ class PagedCachePool:
             try:
                 return kv_cache.fork()
             except OutOfPagesError:
-                self._suspend_another(cache)
+                self.suspend_another(cache)
 
     def forget(self, cache: PagedCache) -> None:
         self._caches.remove(cache)
 
-    def _suspend_another(self, cache: PagedCache) -> None:
+    def suspend_another(self, cache: PagedCache | None) -> None:
         refusal = self.manager.last_refusal
         for other in self._caches:
             if other is not cache:
@@ -345,6 +369,14 @@ class _Pages:
 
     def rows(self, kv_cache: Any) -> npt.NDArray[np.int32]:
         return self._view.rows(kv_cache)
+
+    def token_rows(self, kv_cache: KVCache, positions: npt.NDArray[np.int64], has_scratch: bool = False) -> npt.NDArray[np.int64]:
+        """Where tokens lie in `tokens`; with scratch slots in the layer's whole view, `tensor` with a row a token."""
+        slots = self.rows(kv_cache) if has_scratch else np.asarray(kv_cache.get_base_page_indices(self.layer_group_id))
+        num = self.tensor.shape[1]
+        first_rows = slots[positions // num].astype(np.int64) * (num if has_scratch else self.rows_per_slot)
+        rows: npt.NDArray[np.int64] = first_rows + positions % num
+        return rows
 
 
 def _make_device(device: Any) -> Device:

@@ -263,15 +263,10 @@ class PagedCache(Cache):
         rows = self._page_rows.get(key)
         if rows is not None:
             return pages.tokens, rows
-        num = self.pool.tokens_per_block
-        blocks = np.arange(begin // num, -(-end // num))
+        # With scratch slots a block lies elsewhere in each layer.
         has_scratch = any(row.kv_cache.get_scratch_desc(pages.layer_group_id) for row in self._rows)
-        found = []
-        for row in self._rows:
-            # With scratch slots a block lies elsewhere in each layer.
-            slots = pages.rows(row.kv_cache) if has_scratch else np.asarray(row.kv_cache.get_base_page_indices(pages.layer_group_id))
-            first_rows = slots[blocks].astype(np.int64) * (num if has_scratch else pages.rows_per_slot)
-            found.append((first_rows[:, None] + np.arange(num)).ravel()[begin % num : begin % num + end - begin])
+        positions = np.arange(begin, end)
+        found = [pages.token_rows(row.kv_cache, positions, has_scratch) for row in self._rows]
         rows = torch.from_numpy(np.stack(found)).to(pages.tensor.device)
         if has_scratch:
             return pages.tensor.view(-1, *pages.tensor.shape[2:]), rows

@@ -88,7 +88,7 @@ def test_a_cache_that_is_suspended_keeps_none() -> None:
         pool.pages(1, "key").tensor[page, 3, 1, 5] = float("nan")
         assert not run(model, cache, tokens, 41, 42).isnan().any()
         with pool.open(draw_tokens(1, 10, seed=4)) as other:
-            pool._suspend_another(other)
+            pool.suspend_another(other)
         assert cache.mirror_bytes == 0
         assert run(model, cache, tokens, 42, 43).isnan().all()
 

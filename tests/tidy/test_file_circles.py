@@ -12,6 +12,7 @@ BACK_REFERENCES: Final = {
     ("manager/kv_cache.py", "manager/kv_cache_manager.py"): "KVCache.manager",
     ("shared/remote_request.py", "shared/shared_level.py"): "a request's level",
     ("integrations/transformers_cache.py", "integrations/transformers.py"): "PagedCache's pool",
+    ("integrations/transformers_batching.py", "integrations/transformers.py"): "the pool that is entered for batching",
     ("compat/tensorrt_llm/engine_sequence.py", "compat/tensorrt_llm/engine_manager.py"): "KVCache.manager, as TensorRT-LLM names it",
     ("sequence/planned_blocks.py", "sequence/sequence_state.py"): "the writer and the readers of a planned block, which are sequences",
 }
