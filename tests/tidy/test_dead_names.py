@@ -8,6 +8,7 @@ from .source_tree import ROOT, Source, package_sources, sources_of_tests
 
 FOR_USERS: Final = {
     "apply_kv_hints",
+    "ManagedBlocks",
     "ManagedScheduler",
     "TieredConnector",
     "clean_copies",

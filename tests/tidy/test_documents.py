@@ -17,13 +17,16 @@ DOCUMENTS: Final = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md"),
 TEXT_SUFFIXES: Final = {".py", ".pyi", ".c", ".h", ".md", ".toml", ".yml", ".cfg", ".in", ""}
 MAX_LINES: Final = {"README.md": 110, "CLAUDE.md": 150}
 
-# TensorRT-LLM's class, what docs/tensorrt-llm.md says is not offered, and what docs/integrations.md says of transformers' own batching.
+# TensorRT-LLM's class, what docs/tensorrt-llm.md says is not offered, and what docs/integrations.md says of transformers' batching and of
+# SGLang.
 FOREIGN_NAMES: Final = {
     "KVCacheManagerV2",
     "fetch_sparse_pages",
     "copy_base_page_indices_to_device",
     "add_stored_event_from_block",
     "add_removed_event_from_block",
+    "add_stored_block_event_from_block",
+    "add_stored_life_cycle_event_from_block",
     "add_removed_life_cycle_event",
     "drop_cpp",
     "ContinuousBatchingManager",
@@ -33,6 +36,9 @@ FOREIGN_NAMES: Final = {
     "num_blocks",
     "page_size",
     "PagedAttentionCache",
+    "BasePrefixCache",
+    "inc_lock_ref",
+    "dec_lock_ref",
     "Request",
     "generate_batch",
     "lora/ops/torch_ops",
