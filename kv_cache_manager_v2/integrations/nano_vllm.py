@@ -67,7 +67,7 @@ class ManagedBlocks:
         self._fill_table(seq)
 
     def deallocate(self, seq: Any) -> None:
-        """The request has ended, or makes room for others; in either case what it computed stays to be found."""
+        """The request has ended, or is preempted; in either case what it computed stays to be found."""
         self._commit_planned()
         self._commit(seq)
         self._open.pop(seq.seq_id).close()
@@ -75,7 +75,7 @@ class ManagedBlocks:
         seq.block_table.clear()
 
     def _commit_planned(self) -> None:
-        """Steps that compute prompts are over when a request decodes, ends or makes room; its readers need what it planned first."""
+        """Steps that compute prompts are over when a request decodes, ends or is preempted; its readers need what it planned first."""
         for kv_cache, tokens in self._planned:
             kv_cache.commit(tokens)
         self._planned.clear()

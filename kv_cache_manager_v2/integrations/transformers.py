@@ -156,11 +156,7 @@ class PagedCachePool:
             raise LogicError("the pool is closed")
         prompts = _to_prompts(input_ids)
         paddings = _list_paddings(prompts, attention_mask)
-        if self._watch.look():
-            self.weights_changed()
-        switches = self._watch.look_at_switches()
-        scaling = "long" if self._watch.is_long(prompts.shape[1] - min(paddings)) else ""
-        state = " ".join(part for part in (self._watch.epoch, switches, scaling) if part)
+        switches, state = self._look("long" if self._watch.is_long(prompts.shape[1] - min(paddings)) else "")
         scopes = [_make_scope(state, padding, scope) for padding in paddings]
         num_tokens = prompts.shape[1] - 1
         while True:
@@ -200,6 +196,13 @@ class PagedCachePool:
         """
         self._watch.begin_epoch()
         self.manager.clear_reusable_blocks()
+
+    def _look(self, scaling: str = "") -> tuple[str, str]:
+        """The model's adapters and settings as they are now, and with its weights as part of a scope."""
+        if self._watch.look():
+            self.weights_changed()
+        switches = self._watch.look_at_switches()
+        return switches, " ".join(part for part in (self._watch.epoch, switches, scaling) if part)
 
     # -- for caches ----------------------------------------------------------------------------------------------------
 
@@ -254,8 +257,7 @@ class PagedCachePool:
 
     def open_request(self, prompt: npt.NDArray[np.int32], length: int) -> KVCache:
         """A sequence for a request of ``length`` tokens in a batch, with what matches of ``prompt``."""
-        state = " ".join(part for part in (self._watch.look(), self._watch.look_at_switches()) if part)
-        kv_cache = self.manager.create_kv_cache(_make_scope(state, 0, None), prompt, expected_prompt_length=length)
+        kv_cache = self.manager.create_kv_cache(_make_scope(self._look()[1], 0, None), prompt, expected_prompt_length=length)
         kv_cache.enable_swa_scratch_reuse = False
         return kv_cache
 

@@ -124,6 +124,22 @@ def test_pools_caches_and_batches_share_memory_and_not_settings() -> None:
         pool.manager.check_invariants()
 
 
+def test_other_weights_find_nothing_of_these() -> None:
+    model = make_model("llama")
+    prompts = make_prompts()
+    with pool_of(model) as pool:
+        with pool.batching():
+            before = serve(model, prompts)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(0.9)
+        wanted = serve(model, prompts)
+        assert wanted != before
+        with pool.batching():
+            assert serve(model, prompts) == wanted
+        pool.manager.check_invariants()
+
+
 def test_what_is_refused() -> None:
     model, other = make_model("llama"), make_model("gemma3")
     prompts = make_prompts()
