@@ -102,8 +102,6 @@ class OpenSequences:
     def close(self, state: SequenceState) -> None:
         """Publish what is committed, and release all that the sequence holds."""
         self._release(state)
-        if state.counters is not None:
-            state.counters.end_waiting()
         self._states.pop(state.request.serial, None)
         self._handles.pop(state.request.serial, None)
         if not state.request.is_counted and state in self._not_counted:

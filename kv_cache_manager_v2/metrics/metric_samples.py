@@ -130,7 +130,7 @@ def _sample_sequences(snapshot: ManagerSnapshot, usage: UsageStatistics) -> list
     sequences.add((KVCache.Status.SUSPENDED.value,), float(snapshot.num_suspended))
     dropped = MetricSamples("dropped_handles", GAUGE, "Sequences and plans that were dropped without close; the next call closes them")
     dropped.add((), float(snapshot.levels[0][0].dropped_handles))
-    requests = MetricSamples("requests", COUNTER, "Sequences that were resumed at least once")
+    requests = MetricSamples("requests", COUNTER, "Sequences that were given room for tokens")
     requests.add((), float(usage.requests))
     suspends = MetricSamples("suspends", COUNTER, "Times that a sequence was suspended")
     suspends.add((), float(usage.suspends))

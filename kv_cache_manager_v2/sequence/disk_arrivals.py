@@ -74,7 +74,6 @@ def _end_awaiting(state: SequenceState) -> None:
     state.arrivals.awaits_reads = False
     if state.counters is not None:
         state.counters.num_lost = 0
-        state.counters.end_waiting()
 
 
 def has_lost_page(state: SequenceState) -> bool:

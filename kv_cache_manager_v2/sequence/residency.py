@@ -49,7 +49,6 @@ from .sequence_state import ACTIVE, CLOSED, NO_TIMELINE, SUSPENDED, Arrivals, Se
 from .snapshots import leave_last_state
 from .staged_copies import copy_shared_blocks
 from .twins import end_twins
-from .usage_recorder import record_resume
 from .whole_prefix import make_load_failed
 
 
@@ -133,7 +132,7 @@ def try_resume(state: SequenceState, stream: int, waits: bool) -> bool:
     """``waits``: the stream waits for pages that are on their way, and the host for what a disk reads."""
     is_done = _resume_all(state, stream, waits)
     if is_done and state.counters is not None:
-        record_resume(state, state.counters)
+        state.counters.record_resumed()
     return is_done
 
 

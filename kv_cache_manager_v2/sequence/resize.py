@@ -34,21 +34,24 @@ from .resize_plan import (
 from .sequence_state import SequenceState
 from .small_step import stays_within_blocks, try_next_block
 from .staged_copies import StagedCopies, copy_shared_blocks
-from .usage_recorder import record_growth
+from .usage_recorder import record_growth, record_request
 from .window_move import move_windows
 
 
 def try_resize(state: SequenceState, capacity: i64, history: i64) -> bool:
     """False, and nothing changed, if there is no room. The sequence is active; ``history <= capacity``."""
+    old_num_blocks = state.num_blocks
     if not state.has_beams and stays_within_blocks(state, capacity, history):
         _set_numbers(state, capacity, history)
         state.record_next_slow_capacity()
-        return True
-    old_num_blocks = state.num_blocks
-    is_done = _resize_blocks(state, capacity, history)
-    if is_done and state.counters is not None:
-        record_growth(state, state.counters, old_num_blocks)
-    return is_done
+    elif not _resize_blocks(state, capacity, history):
+        return False
+    counters = state.counters
+    if counters is not None:
+        if not counters.is_request:
+            record_request(state, counters)
+        record_growth(state, counters, old_num_blocks)
+    return True
 
 
 def _set_numbers(state: SequenceState, capacity: i64, history: i64) -> None:

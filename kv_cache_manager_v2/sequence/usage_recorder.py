@@ -105,7 +105,7 @@ class UsageRecorder:
         elif counters.num_counted_blocks < old_num_blocks:
             counters.num_counted_blocks = old_num_blocks
         history = state.shared.tree.history
-        if counters.has_asked and history is not None:
+        if counters.is_request and history is not None:
             history.record_use(state.path_end.first_page)
 
 
@@ -187,23 +187,21 @@ def count_held_pages(state: SequenceState, life_cycle: i64, begin: i64, end: i64
     return count
 
 
-def record_resume(state: SequenceState, counters: SequenceCounters) -> None:
-    """The first time the sequence is a request now, and its path is what it asked for and found."""
+def record_request(state: SequenceState, counters: SequenceCounters) -> None:
+    """The sequence was given room for its first tokens: it is a request, and its path is what it asked for and found."""
+    counters.enter_total()
     history = state.shared.tree.history
-    if not counters.has_asked and history is not None:
-        counters.has_asked = True
+    if history is not None:
         if counters.total is not None:
             history.record_lookup(state.path_end.first_page)
         history.record_use(state.path_end.first_page)
-    counters.record_resumed(not state.arrivals.awaits_reads)
 
 
 def record_fork(child: SequenceState) -> None:
     """It uses what its parent has, and has asked for nothing; called once it is open."""
     history = child.shared.tree.history
     counters = child.counters
-    if history is not None and counters is not None:
-        counters.has_asked = True
+    if history is not None and counters is not None and counters.is_request:
         history.record_use(child.path_end.first_page)
 
 
@@ -211,9 +209,7 @@ def record_close(state: SequenceState) -> None:
     """Up to now the path was in use; called before it is released."""
     history = state.shared.tree.history
     counters = state.counters
-    if history is not None and counters is not None:
-        if not counters.has_asked:
-            history.record_use(state.path_end.first_page)
+    if history is not None and counters is not None and counters.is_request:
         history.record_use(state.path_end.first_page)
 
 

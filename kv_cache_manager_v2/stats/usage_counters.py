@@ -95,12 +95,12 @@ class UsageCounters:
 class SequenceCounters:
     """One sequence's own counters, and the manager's, which they are part of.
 
-    A sequence's match is added to the manager's counters at its first `resume`: a sequence that was closed without ever running does
-    not count as a request. If that did not wait for what a disk reads, it is added once this is there, or the sequence is forked or ends:
-    counters only grow, so what turns out to be lost must not be in there as hits.
+    A sequence's match is added to the manager's counters when its first tokens are given room: an engine under pressure looks its queue's
+    head up at every step, and what it cannot admit is no request. By then what a disk reads is there: counters only grow, so what turns
+    out to be lost must not be in there as hits.
     """
 
-    __slots__ = ("usage", "total", "prompt_length", "is_in_total", "has_asked", "num_counted_blocks", "num_lost")
+    __slots__ = ("usage", "total", "prompt_length", "is_in_total", "is_request", "num_counted_blocks", "num_lost")
 
     usage: Final[UsageCounters]
     total: Final[UsageCounters | None]
@@ -108,8 +108,8 @@ class SequenceCounters:
     prompt_length: Final[i64]
     """Blocks that begin at this token or later are generated."""
     is_in_total: bool
-    has_asked: bool
-    """Whether the block sample knows that this sequence uses its path."""
+    is_request: bool
+    """Whether it, or the one that it is a fork of, was given room."""
     num_counted_blocks: i64
     """The most blocks that were ever counted: those of a step that is taken back and done again count once."""
     num_lost: i64
@@ -120,15 +120,15 @@ class SequenceCounters:
         self.total = total
         self.prompt_length = prompt_length
         self.is_in_total = False
-        self.has_asked = False
+        self.is_request = False
         self.num_counted_blocks = 0
         self.num_lost = 0
 
     def make_fork(self) -> SequenceCounters:
         """The counters of a fork: not a request of its own, and everything it has so far is its parent's."""
-        self.end_waiting()
         counters = SequenceCounters(self.usage.num_layer_groups, self.usage.pages, self.total, self.prompt_length)
         counters.is_in_total = self.is_in_total
+        counters.is_request = self.is_request
         return counters
 
     def add_blocks(self, layer_group: i64, kind: i64, number: i64) -> None:
@@ -141,19 +141,17 @@ class SequenceCounters:
         if self.is_in_total and self.total is not None:
             self.total.record_peak(layer_group, num_pages)
 
-    def record_resumed(self, is_whole: bool) -> None:
-        """``is_whole``: it does not go on to wait for what a disk reads."""
+    def record_resumed(self) -> None:
         self.usage.add_call(RESUMES)
         self.num_lost = 0
         if self.is_in_total and self.total is not None:
             self.total.add_call(RESUMES)
-        if is_whole:
-            self.end_waiting()
 
-    def end_waiting(self) -> None:
-        """The pages that the sequence has found are there, or never will be: they are in the total now, if it was resumed."""
+    def enter_total(self) -> None:
+        """The sequence is a request from now on, with what it has found."""
+        self.is_request = True
         total = self.total
-        if total is None or self.is_in_total or self.usage.counts[self.usage.calls_at + RESUMES] == 0:
+        if total is None or self.is_in_total:
             return
         self.take_lost_hits()
         self.is_in_total = True

@@ -100,7 +100,7 @@ class UsageStatistics(Value):
     """Lists hold only what occurred. In a sequence's statistics, pages that its calls copied or evicted count as its own."""
 
     requests: int
-    """Sequences that were resumed at least once. Of a sequence 1; 0 of a fork, which continues its parent's request."""
+    """Sequences that were given room for tokens. Of a sequence 1; 0 of a fork, which continues its parent's request."""
     prompts: PromptStatistics
     layer_groups: tuple[BlockStatistics, ...]
     transfers: tuple[TransferStatistics, ...]

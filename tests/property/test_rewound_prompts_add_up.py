@@ -32,7 +32,9 @@ class History:
         """By id, its first token; the others follow in order."""
         self.forks: set[int] = set()
         self.resumes: dict[int, int] = {}
-        self.num_suspends = 0
+        self.suspends: dict[int, int] = {}
+        self.requests: set[int] = set()
+        """Ids of those that were given room, and of their forks."""
         self.num_failures = 0
         self.before = self.manager.get_statistics()
 
@@ -47,6 +49,7 @@ class History:
         self.firsts[kv_cache.id] = first
         self.prompts[kv_cache.id] = prompt
         self.resumes[kv_cache.id] = 0
+        self.suspends[kv_cache.id] = 0
 
     def close(self, kv_cache: KVCache) -> None:
         kv_cache.close()
@@ -59,6 +62,7 @@ class History:
         begin = kv_cache.num_committed_tokens
         end = min(begin + self.random.randrange(1, 12), 8 * TOKENS_PER_BLOCK)
         if begin < end and kv_cache.resize(end, begin):
+            self.requests.add(kv_cache.id)
             first = self.firsts[kv_cache.id]
             kv_cache.commit(list(range(first + begin, first + end)))
 
@@ -77,10 +81,12 @@ class History:
                 self.resumes[kv_cache.id] += 1
         elif choice < 0.55:
             kv_cache.suspend()
-            self.num_suspends += 1
+            self.suspends[kv_cache.id] += 1
         elif choice < 0.65 and len(self.open) < 6:
             fork = kv_cache.fork()
             self.forks.add(fork.id)
+            if kv_cache.id in self.requests:
+                self.requests.add(fork.id)
             self.add(fork, 0, self.firsts[kv_cache.id])
         elif choice < 0.8:
             bool(kv_cache.ready)
@@ -128,10 +134,11 @@ class History:
         self.manager.check_invariants()
         self.check()
         usage = self.manager.get_statistics()
-        ran = [number for number in self.prompts if number not in self.forks and self.resumes[number] > 0]
+        ran = self.requests - self.forks
         assert usage.requests == len(ran)
         assert usage.prompts.tokens == sum([self.prompts[number] for number in ran])
-        assert usage.resumes == sum(self.resumes.values()) and usage.suspends == self.num_suspends
+        assert usage.resumes == sum([self.resumes[number] for number in self.requests])
+        assert usage.suspends == sum([self.suspends[number] for number in self.requests])
         for _ in range(100):
             try:
                 self.device.drain()

@@ -68,7 +68,7 @@ class History:
         assert isinstance(config.cache_tiers[0], GpuCacheTierConfig)
         self.manager = KVCacheManager(config, device=HostDevice())
         self.all: list[tuple[KVCache, bool]] = []
-        self.forks: set[int] = set()
+        self.requests: set[int] = set()
         self.iterations: list[dict[Any, int]] = []
 
     def open_ones(self) -> list[KVCache]:
@@ -83,6 +83,7 @@ class History:
             self.all.append((kv_cache, is_counted))
             self.check_prompt(kv_cache, len(text))
             if number % 5 > 0 and kv_cache.resume() and kv_cache.resize(max(len(text), kv_cache.capacity)):
+                self.requests.add(id(kv_cache))
                 kv_cache.commit(text[kv_cache.num_committed_tokens :])
         elif kind == "clear" and not here:
             self.manager.clear_reusable_blocks()
@@ -93,6 +94,7 @@ class History:
         elif chosen is None:
             return
         elif kind == "grow" and chosen.is_active and chosen.resize(chosen.capacity + 1 + number % 3):
+            self.requests.add(id(chosen))
             chosen.commit([number % 2])
         elif kind == "close":
             chosen.close()
@@ -104,7 +106,8 @@ class History:
         elif kind == "fork" and chosen.is_active and len(here) < 4:
             is_counted = next(counted for kv_cache, counted in self.all if kv_cache is chosen)
             fork = chosen.fork()
-            self.forks.add(id(fork))
+            if id(chosen) in self.requests:
+                self.requests.add(id(fork))
             self.all.append((fork, is_counted))
 
     def check_prompt(self, kv_cache: KVCache, num_tokens: int) -> None:
@@ -116,14 +119,8 @@ class History:
     def check(self) -> None:
         total_usage = self.manager.get_statistics()
         total = flat(total_usage)
-        # A request is one from its first resume on; a fork goes on from one, and begins active.
-        calls = added(
-            [
-                flat(kv_cache.statistics)
-                for kv_cache, is_counted in self.all
-                if is_counted and (kv_cache.statistics.resumes > 0 or id(kv_cache) in self.forks)
-            ]
-        )
+        # A request is one from its first resize on; a fork goes on from one.
+        calls = added([flat(kv_cache.statistics) for kv_cache, is_counted in self.all if is_counted and id(kv_cache) in self.requests])
         assert {name: number for name, number in total.items() if is_of_calls(name)} == {
             name: number for name, number in calls.items() if is_of_calls(name)
         }
