@@ -1,7 +1,9 @@
 """A later sequence with the same prefix gets those tokens for free, while the first one still generates and afterwards."""
 
+import sys
+
 import pytest
-from small_models import manager_of, run_prompt, used_slots
+from small_models import free_slots, manager_of, run_prompt, used_slots
 
 from kv_cache_manager_v2 import ReuseScope
 
@@ -151,3 +153,17 @@ def test_however_long_the_shared_part_is(branch: int | None) -> None:
             assert manager.probe_reuse(input_tokens=path[:length]) == length
             assert manager.probe_reuse(input_tokens=path[:length] + [9] * 40) == length
         assert manager.probe_reuse(input_tokens=path + path) == len(path)
+
+
+def test_a_path_may_be_longer_than_any_limit_of_recursion() -> None:
+    prompt = list(range(2 * sys.getrecursionlimit()))
+    with manager_of(tokens_per_block=1, num_slots=len(prompt) + 1) as manager:
+        run_prompt(manager, prompt).close()
+        assert manager.probe_reuse(None, prompt) == len(prompt)
+        assert manager.demote(prompt).num_accepted == len(prompt)
+        manager.check_invariants()
+        assert len(manager.describe()["tree"][0]["blocks"]) == len(prompt)
+        run_prompt(manager, [7, *prompt[:-1]]).close()
+        assert manager.probe_reuse(None, prompt) < len(prompt), "evicted"
+        manager.invalidate_reuse_scope()
+        assert manager.probe_reuse(None, prompt) == 0 and free_slots(manager) == len(prompt) + 1

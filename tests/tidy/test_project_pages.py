@@ -95,3 +95,14 @@ def test_operations_name_panels_that_there_are() -> None:
     watched = page("docs/operations.md").partition("## What to watch")[2].partition("## Alerts")[0]
     named = [panel for row in re.findall(r"^\| [^|?]+ \| ([A-Z][^|]+) \|", watched, re.MULTILINE) for panel in row.split("; ")]
     assert len(named) > 6 and [panel for panel in named if panel not in panels] == []
+
+
+def test_what_is_protected_is_held_by_tests() -> None:
+    """Each promise of SECURITY.md names its tests, and they are there."""
+    protected = page("SECURITY.md").partition("## What the library protects\n")[2].partition("\n## ")[0]
+    promises = re.findall(r"^- \*\*(.+?)\*\*(.*?)(?=^- |^$|\Z)", protected, re.MULTILINE | re.DOTALL)
+    assert len(promises) > 8
+    for name, text in promises:
+        tests = re.findall(r"tests/[\w/]+\.py", text)
+        assert tests, f"{name} names no test"
+        assert [test for test in tests if not (ROOT / test).is_file()] == [], name
