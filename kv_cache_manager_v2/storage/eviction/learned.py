@@ -376,6 +376,14 @@ class LearnedQueue(VictimQueue):
         self._free_if_empty(segment)
 
     def defer(self, page: i64, below: i64) -> None:
+        note = self._notes.get(page)
+        below_note = self._notes.get(below)
+        if note & STATUS_MASK != IN_SEGMENT or below_note & STATUS_MASK != IN_SEGMENT or not self.records.put_after(
+            segment_of_note(note), segment_of_note(below_note), self._number, self._rows.priority(page)
+        ):  # fmt: skip
+            self._move_behind(page, below)
+
+    def _move_behind(self, page: i64, below: i64) -> None:
         """It takes over the segment of the other, or its place in the list of those that are evicted first."""
         note = self._notes.get(page)
         segment = self._leave(page, note)
@@ -433,7 +441,7 @@ class LearnedQueue(VictimQueue):
                 return False
             if not self._table.has_pages_of(segment_of_note(leading_note), self._number, self._rows.priority(page)):
                 return False
-            self.defer(page, leading)
+            self._move_behind(page, leading)
             return True
         words = self._table.words
         if waits(words[segment * SEGMENT_WORDS + STATE]):

@@ -31,6 +31,7 @@ class NaiveSegment:
         self.crossed: set[int] = set()
         """Edges that it was looked at for."""
         self.value = 0
+        self.was_deferred = False
 
     def count(self) -> int:
         return len(self.pages) + self.num_ghosts
@@ -177,6 +178,7 @@ class NaiveLearned(NaiveQueue):
 
     def renew(self, segment: NaiveSegment) -> None:
         segment.value = self.model.value(segment.traits, segment.passed)
+        segment.was_deferred = False
 
     def go_on(self) -> None:
         num_left = 64
@@ -429,7 +431,21 @@ class NaiveLearned(NaiveQueue):
         self.segments.insert(place + 1, copy)
         return copy
 
+    def put_after(self, segment: NaiveSegment, other: NaiveSegment, priority: int) -> bool:
+        """The whole segment goes after the other one, once until its value is computed."""
+        may_be_asked = not self.shadow.rules or self.is_surplus(segment)
+        if segment is other or segment.was_deferred or not may_be_asked or not segment.priority == other.priority == priority:
+            return False
+        if segment.value > other.value or len(segment.pages) < 512:
+            return False
+        segment.was_deferred = True
+        segment.value = other.value + 1
+        return True
+
     def defer(self, page: int, priority: int, below: int) -> None:
+        here, there = self.segment_of(page), self.segment_of(below)
+        if here is not None and there is not None and self.put_after(here, there, priority):
+            return
         was_first = page in self.first_pages
         segment = self.take(page)
         other = self.segment_of(below)

@@ -188,6 +188,35 @@ def test_a_page_that_moves_stays_as_old_as_it_was() -> None:
     records.check()
 
 
+@pytest.mark.parametrize("is_long", [False, True])
+def test_a_long_segment_is_deferred_as_a_whole_and_once(is_long: bool) -> None:
+    """All pages of the older prompt have those of the younger one below them. Its last block goes alone; the others together, if there are
+    512 of them."""
+    level = Level(2000)
+    older, younger = level.make(513 if is_long else 512), level.make(10)
+    level.push(older)
+    level.push(younger)
+    below = younger[0]
+    for page in (older[-1], older[-2]):
+        assert level.queue.first() == page
+        level.queue.defer(page, below)
+    if not is_long:
+        assert [count for count, _traits in level.segments()] == [510, 1, 11]
+        return
+    assert [count for count, _traits in level.segments()] == [512, 1, 10]
+    for page in younger[:0:-1]:
+        assert level.queue.first() == page
+        level.queue.remove(page)
+    # What was deferred as a whole is not so again: a page goes behind the other one alone.
+    assert level.queue.first() == below
+    level.queue.defer(older[-2], below)
+    assert [count for count, _traits in level.segments()] == [511, 3]
+    for page in (below, older[-2], older[-1], *older[-3::-1]):
+        assert level.queue.first() == page
+        level.queue.remove(page)
+    level.records.check()
+
+
 def test_raised_priorities_share_a_segment() -> None:
     level = Level(100)
     path = level.make(10)
