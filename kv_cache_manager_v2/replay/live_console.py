@@ -21,7 +21,7 @@ from .timeline import TimelinePoint
 class LiveConsole(Console):
     """Draws on the error stream; where that is no terminal, the last table only. The report is shown as by `RichConsole`."""
 
-    __slots__ = ("_report_console", "_console", "_live", "_num_requests", "_begin")
+    __slots__ = ("_report_console", "_console", "_live", "_num_requests", "_begin", "_rows")
 
     def __init__(self, output: TextIO, errors: TextIO) -> None:
         self._report_console: Final = RichConsole(output, errors, True)
@@ -29,6 +29,7 @@ class LiveConsole(Console):
         self._live: rich.live.Live | None = None
         self._num_requests = 0
         self._begin = 0.0
+        self._rows: dict[str, tuple[str, str]] = {}
 
     def start(self, num_requests: int) -> None:
         self._num_requests = num_requests
@@ -50,8 +51,9 @@ class LiveConsole(Console):
         if live is None:
             return
         table = rich.table.Table(show_header=False, box=None)
-        for row in live_rows(point, tally, tiers, self._num_requests, monotonic() - self._begin):
-            table.add_row(*row)
+        live_rows(self._rows, point, tally, tiers, self._num_requests, monotonic() - self._begin)
+        for name, (value, bar) in self._rows.items():
+            table.add_row(name, value, bar)
         live.update(table, refresh=True)
 
     def stop(self) -> None:

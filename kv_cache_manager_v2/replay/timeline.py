@@ -67,6 +67,7 @@ class Timeline:
         self.tiers = tier_names(manager)
         self._distance = 1
         self._next_step = 0
+        self.look(Tally(len(self.tiers)))
 
     def look(self, tally: Tally) -> None:
         """Called after every step; does nothing in most of them."""

@@ -14,7 +14,7 @@ import pytest
 from .source_tree import PACKAGE, Source, package_sources
 
 THIRD_PARTY: Final = {
-    "numpy", "cuda", "librt", "mypy_extensions", "rawref", "rich", "plotly", "prometheus_client", "zmq", "msgspec", "torch", "transformers",
+    "numpy", "cuda", "librt", "mypy_extensions", "rawref", "rich", "prometheus_client", "zmq", "msgspec", "torch", "transformers",
     "zstandard", "tokenizers", "xxhash", "vllm", "obstore", "nixl", "mooncake",
 }  # fmt: skip
 
@@ -25,7 +25,6 @@ DOORS: Final = {
     "ctypes": {"device", "testing"},
     "mmap": {"device", "testing"},
     "rich": {"replay"},
-    "plotly": {"replay"},
     "torch": {"integrations"},
     "transformers": {"integrations"},
     "nixl": {"integrations"},

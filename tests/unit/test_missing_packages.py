@@ -9,12 +9,12 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "kv_cache_manager_v2"
 OPTIONAL = {
-    "prometheus_client", "zmq", "msgspec", "plotly", "rich", "cuda", "zstandard", "tokenizers", "xxhash", "obstore",
+    "prometheus_client", "zmq", "msgspec", "rich", "cuda", "zstandard", "tokenizers", "xxhash", "obstore",
     "mooncake",
 }  # fmt: skip
 
 # Modules that need their package from the first line on: nothing but a module with a guarded import may import them.
-NEED_IT_AT_ONCE = {"replay/plots.py", "replay/html_report.py", "replay/rich_console.py", "replay/live_console.py"}
+NEED_IT_AT_ONCE = {"replay/rich_console.py", "replay/live_console.py"}
 
 BEGINNING = """
 import sys
@@ -86,7 +86,6 @@ def run_without(absent: str, program: str) -> str:
             "msgspec", "from kv_cache_manager_v2.testing import read_batch; read_batch(b'')",
             "ImportError: read_batch needs the package msgspec: pip install msgspec",
         ),
-        ("plotly", REPLAY.format(", '--report', '/dev/null'"), "kvcm: --report needs the package plotly: pip install plotly"),
         ("rich", REPLAY.format(", '--live'"), "error: --live needs the package rich: pip install rich"),
         ("xxhash", DURABLE, "pip install xxhash"),
         ("obstore", OBJECTS, "ObjectStore needs the package obstore: pip install obstore"),

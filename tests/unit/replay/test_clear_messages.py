@@ -90,8 +90,6 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path, capsys: pytest.Capt
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full, a disk that is always full")
 @pytest.mark.parametrize("option", ["--json", "--report"])
 def test_a_full_disk_costs_the_file_and_not_the_report(option: str, capsys: pytest.CaptureFixture[str]) -> None:
-    if option == "--report":
-        pytest.importorskip("plotly")
     assert main([*SMALL, option, "/dev/full"]) == 3
     captured = capsys.readouterr()
     assert "prompt tokens" in captured.out

@@ -107,7 +107,6 @@ def test_names_outside_the_encoding_are_escaped(folder: Path, tmp_path: Path, en
 
 
 def test_pages_escape_names_that_are_no_text(tmp_path: Path) -> None:
-    pytest.importorskip("plotly", reason="plotly is not installed")
     trace = tmp_path / "t\udcff.jsonl"
     trace.write_text(LINE)
     page = tmp_path / "page.html"

@@ -15,10 +15,12 @@ from kv_cache_manager_v2.replay.workload import ListedWorkload
 
 
 class RowConsole(Console):
-    """Keeps the rows of the first look."""
+    """Keeps the rows of the first look, and the names of all."""
 
     def __init__(self) -> None:
-        self.rows: list[tuple[str, str, str]] = []
+        self.first: dict[str, tuple[str, str]] = {}
+        self.rows: dict[str, tuple[str, str]] = {}
+        self.names: list[list[str]] = []
 
     def start(self, num_requests: int) -> None:
         pass
@@ -31,8 +33,9 @@ class RowConsole(Console):
         return True
 
     def look(self, point: TimelinePoint, tally: Tally, tiers: list[str]) -> None:
-        if not self.rows:
-            self.rows = live_rows(point, tally, tiers, 2, 1.0)
+        live_rows(self.rows, point, tally, tiers, 2, 1.0)
+        self.first = self.first or dict(self.rows)
+        self.names.append(list(self.rows))
 
     def stop(self) -> None:
         pass
@@ -48,11 +51,23 @@ def test_the_first_step_of_a_request() -> None:
         tokens_per_block=TOKENS_PER_BLOCK, memory_bytes=20 * BYTES_PER_BLOCK,
     )  # fmt: skip
     run_replay(plan, console)
-    rows = {name: (value, bar) for name, value, bar in console.rows}
+    rows = console.first
     assert rows["requests"] == ("0 of 2, 2 running", "." * 24)
     assert rows["missed, new"] == ("100.0%", "#" * 24)
     # 5 blocks and 2 blocks of 20: 35 %, 8 of 24 characters.
     assert rows["gpu, pool group 0"] == ("35% needed, 0% kept of 20", "#" * 8 + "." * 16)
+
+
+def test_rows_keep_their_places() -> None:
+    """Whatever else is missed or dropped, a row stays where it was: new ones come below."""
+    console = RowConsole()
+    requests = [request_of(number, [(0, 8), (1 + number % 5, 13)], 12) for number in range(40)]
+    plan = ReplayPlan(
+        workload=ListedWorkload("listed", requests), model=FULL, tokens_per_block=TOKENS_PER_BLOCK, memory_bytes=12 * BYTES_PER_BLOCK
+    )
+    run_replay(plan, console)
+    assert len(console.names[-1]) > len(console.names[0])
+    assert all(after[: len(before)] == before for before, after in zip(console.names, console.names[1:], strict=False))
 
 
 def test_the_command_shows_the_last_table_and_the_report(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,49 +1,31 @@
-"""Whatever a plot tells by colour it tells by a pattern, a dash, a symbol or a clearly other grey as well: it can be printed."""
+"""Whatever a figure tells by colour it tells by a hatch, a dash, a shape or a clearly other grey as well: it can be printed."""
 
 from itertools import combinations
-from typing import Any
 
-import pytest
-
-pytest.importorskip("plotly", reason="the extra report is not installed")
-
-from kv_cache_manager_v2 import DropReason, EvictionPolicy  # noqa: E402
-from kv_cache_manager_v2.replay.other_sizes import MeasuredCurve, MeasuredRate  # noqa: E402
-from kv_cache_manager_v2.replay.plots import plot_drops, plot_hit_rates, plot_hits, plot_memory  # noqa: E402
-from kv_cache_manager_v2.replay.prompt_misses import MISS_MEANINGS  # noqa: E402
-from kv_cache_manager_v2.replay.timeline import SlotUse, TimelinePoint  # noqa: E402
+from kv_cache_manager_v2 import DropReason, EvictionPolicy
+from kv_cache_manager_v2.replay.other_sizes import MeasuredCurve, MeasuredRate
+from kv_cache_manager_v2.replay.plots import PAPER, Plot, plot_hit_rates, plot_hits
+from kv_cache_manager_v2.replay.prompt_misses import MISS_MEANINGS
+from kv_cache_manager_v2.replay.timeline import SlotUse, TimelinePoint
 
 CLEARLY = 35
 """Of 255 steps of grey."""
+TIERS = ["gpu", "host", "disk", "disk2"]
 
 
-def grey_of(colour: str | None) -> float:
+def grey_of(colour: str) -> float:
     """As a printer does it, by how bright the eye finds each part."""
-    if colour is None or colour == "black":
-        return 0.0
-    if colour == "white":
-        return 255.0
+    if not colour.startswith("#"):
+        return 255.0 if colour == PAPER else 0.0
     red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
     return 0.299 * red + 0.587 * green + 0.114 * blue
 
 
-def looks_of(trace: Any) -> tuple[tuple[object, ...], float]:
-    """What is left without colours: shapes, and how light it is."""
-    if trace.type == "bar":
-        return (trace.marker.pattern.shape,), grey_of(trace.marker.color)
-    if trace.stackgroup is not None:
-        return (trace.fillpattern.shape,), grey_of(trace.fillcolor)
-    return (trace.mode, trace.line.dash, trace.marker.symbol), grey_of(trace.line.color)
-
-
-def require_distinct(figure: Any) -> int:
-    traces = [trace for trace in figure.data if trace.showlegend is not False]
-    for one, other in combinations(traces, 2):
-        shapes, grey = looks_of(one)
-        other_shapes, other_grey = looks_of(other)
-        if one.type == other.type:
-            assert shapes != other_shapes or abs(grey - other_grey) >= CLEARLY, f"{one.name!r} and {other.name!r} look alike"
-    return len(traces)
+def require_distinct(figure: Plot) -> int:
+    for one, other in combinations(figure.series, 2):
+        if one.look == other.look:
+            assert abs(grey_of(one.colour) - grey_of(other.colour)) >= CLEARLY, f"{one.name!r} and {other.name!r} look alike"
+    return len(figure.series)
 
 
 def points_with_everything(num_tiers: int) -> list[TimelinePoint]:
@@ -57,16 +39,13 @@ def points_with_everything(num_tiers: int) -> list[TimelinePoint]:
     ]  # fmt: skip
 
 
-def test_every_cause_every_tier_every_reason() -> None:
-    points = points_with_everything(4)
-    # One trace for each tier and cause, and the line.
-    assert require_distinct(plot_hits(points, ["gpu", "host", "disk", "disk2"])) == 4 + len(MISS_MEANINGS) + 1
-    assert require_distinct(plot_drops(points)) == len(DropReason)
-    assert require_distinct(plot_memory(points)) == 2
+def test_every_cause_and_every_tier() -> None:
+    # One series for each tier and cause, and the line.
+    assert require_distinct(plot_hits(points_with_everything(4), TIERS)) == 4 + len(MISS_MEANINGS) + 1
 
 
 def test_every_policy_and_tier() -> None:
-    rates = tuple(MeasuredRate(size, 0.1 * size) for size in (0.5, 1.0, 2.0))
-    curves = [MeasuredCurve(level, None, rates) for level in range(4)]
-    curves += [MeasuredCurve(0, policy, rates[:1]) for policy in EvictionPolicy]
-    assert require_distinct(plot_hit_rates(curves, ["gpu", "host", "disk", "disk2"])) == len(curves) + 1
+    curves = [MeasuredCurve(level, None, tuple(MeasuredRate(size, 0.1 * size) for size in (0.5, 1.0, 2.0))) for level in range(4)]
+    for number, policy in enumerate(EvictionPolicy):
+        curves.append(MeasuredCurve(0, policy, (MeasuredRate(1.0, 0.15 + 0.05 * number),)))
+    assert require_distinct(plot_hit_rates(curves, TIERS, [1 << 30] * 4)) == len(curves) + 1
