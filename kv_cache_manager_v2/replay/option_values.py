@@ -11,6 +11,8 @@ from ..base.checks import MAX_COUNT
 
 _UNITS: Final = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 _MAX_BYTES: Final = 1 << 62
+_LEAST_MEMORY: Final = 4096
+"""Less is a number without its unit: 40 for 40g."""
 _MAX_DIGITS: Final = 18
 """Of a number: it then fits in 63 bits, whatever it is compared or multiplied with."""
 _MAX_BEAMS: Final = 65536
@@ -119,6 +121,8 @@ def to_size(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from None
     if num_bytes is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no size in bytes; say 67108864, 64MiB or 40g")
+    if num_bytes < _LEAST_MEMORY:
+        raise argparse.ArgumentTypeError(f"{text!r} is {num_bytes} bytes; {text.lower().rstrip('kib ')}g?")
     return num_bytes
 
 

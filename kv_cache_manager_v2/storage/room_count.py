@@ -83,11 +83,9 @@ class RoomCount:
         """Held pages that the levels below ``level`` can take, as far as none is closed: free slots and those of droppable pages."""
         storage = self._storage
         room: i64 = 0
-        index = (level + 1) * storage.num_pool_groups + pool_group
-        end = storage.closed.first * storage.num_pool_groups
-        while index < end:
+        begin = (level + 1) * storage.num_pool_groups + pool_group
+        for index in range(begin, storage.closed.first * storage.num_pool_groups, storage.num_pool_groups):
             room += storage.allocators[index].num_free + storage.queues[index].num_pages
-            index += storage.num_pool_groups
         return room
 
     def has_room(self, pool_group: i64, count: i64) -> bool:
@@ -107,29 +105,34 @@ class RoomCount:
             return False
         return missing <= self.count_room_below(level, pool_group)
 
-    def _describe_refusal(self, pool_group: i64, asked: i64, free: i64, evictable: i64) -> Refusal:
-        storage = self._storage
-        num_slots = storage.allocators[pool_group].num_slots
-        way_out = "Suspend or close sequences, or enlarge the GPU tier's quota"
-        if asked > num_slots:
-            way_out = "They would not fit into the empty level either: enlarge the GPU tier's quota"
-        text = (
-            f"level 0, pool group {pool_group}: {asked} slots asked for, {free} free and {evictable} evictable of "
-            f"{num_slots}; {storage.num_locked[pool_group]} are locked by active sequences. {way_out}"
+    def describe(self, pool_group: i64, free: i64, evictable: i64) -> str:
+        """Who has the slots of level 0. Held pages that are evictable have one in which they can be offloaded."""
+        num_slots = self._storage.allocators[pool_group].num_slots
+        locked = self._storage.num_locked[pool_group]
+        return (
+            f"of {num_slots} there {free} are free, {evictable} evictable, {locked} locked by active sequences and "
+            f"{num_slots - free - evictable - locked} held by suspended ones"
         )
+
+    def _describe_refusal(self, pool_group: i64, asked: i64, free: i64, evictable: i64) -> Refusal:
+        # Without a lower level, a suspended sequence keeps its slots.
+        way_out = f"{'Close' if self._storage.last_level == 0 else 'Suspend or close'} other sequences, or enlarge the GPU tier's quota"
+        if asked > self._storage.allocators[pool_group].num_slots:
+            way_out = "They would not fit into the empty level either: enlarge the GPU tier's quota"
+        text = f"level 0, pool group {pool_group}: {asked} slots asked for; {self.describe(pool_group, free, evictable)}. {way_out}"
         return Refusal(0, int(pool_group), int(asked), int(free), int(evictable), text)
 
     def _describe_full_levels(self, pool_group: i64, being_offloaded: i64, room: i64) -> Refusal:
         storage = self._storage
         level = int(storage.last_level)
-        num_slots: i64 = 0
-        for index in range(storage.num_pool_groups + pool_group, len(storage.allocators), storage.num_pool_groups):
-            num_slots += storage.allocators[index].num_slots
-        text = (
-            f"levels 1 to {level}, pool group {pool_group}: {being_offloaded} held pages would have to leave level 0, and there is "
-            f"room for {room} in the {num_slots} slots below it. Close sequences, or enlarge the quota of a lower tier"
-        )
         closed = int(storage.closed.first)
+        below = storage.allocators[storage.num_pool_groups + pool_group : closed * storage.num_pool_groups : storage.num_pool_groups]
+        num_slots = sum([int(allocator.num_slots) for allocator in below])
+        text = (
+            f"levels 1 to {level}, pool group {pool_group}: {being_offloaded} held pages would have to leave level 0; of {num_slots} slots "
+            f"below it {room} can take them and {num_slots - room} have pages that suspended sequences hold. Close sequences, or enlarge "
+            "the quota of a lower tier"
+        )
         if closed <= level:
             text += f". Level {closed} takes no pages: {storage.closed.reason(closed)}"
         return Refusal(level, int(pool_group), int(being_offloaded), int(room), 0, text)

@@ -32,7 +32,7 @@ def test_a_refusal_says_whether_other_sequences_could_make_room() -> None:
             assert other.resume() and other.resize(32)
             assert kv_cache.resume()
             assert not kv_cache.resize(704)
-            assert "Suspend or close sequences, or enlarge the GPU tier's quota" in str(manager.last_refusal)
+            assert "Close other sequences, or enlarge the GPU tier's quota" in str(manager.last_refusal)
             assert not kv_cache.resize(705)
             assert "would not fit into the empty level either: enlarge the GPU tier's quota" in str(manager.last_refusal)
 
