@@ -8,7 +8,7 @@ from .tier_figures import TIER_HEADER, TRANSFER_HEADER, tier_rows, transfer_rows
 
 Row: TypeAlias = tuple[str, str]
 
-CALL_HEADER = ("call", "count", "total s", "mean us", "p50 us", "p99 us")
+CALL_HEADER = ("call", "count", "total s", "mean us", "p50 us", "p99 us", "max us")
 POOL_GROUP_HEADER = ("pool group", "slot bytes", "slots", "peak slots", "peak", "evicted pages")
 LAYER_GROUP_HEADER = ("layer group", "window", "layers", "peak slots in use")
 
@@ -105,11 +105,11 @@ def call_rows(report: ReplayReport) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [
         (
             figures.name, f"{figures.count:,}", f"{figures.total_seconds:.3f}", f"{figures.mean_us:.2f}",
-            f"{figures.p50_us:.2f}", f"{figures.p99_us:.2f}",
+            f"{figures.p50_us:.2f}", f"{figures.p99_us:.2f}", f"{figures.max_us:.2f}",
         )
         for figures in report.calls
     ]  # fmt: skip
-    rows.append(("the replay itself", "", f"{report.wall_seconds - report.manager_seconds:.3f}", "", "", ""))
+    rows.append(("the replay itself", "", f"{report.wall_seconds - report.manager_seconds:.3f}", "", "", "", ""))
     return rows
 
 
