@@ -47,9 +47,9 @@ def _advise(report: ReplayReport, curves: list[MeasuredCurve]) -> str:
                 is_measured = True
                 tier = report.tiers[curve.level]
                 size = format_bytes(int(tier.quota_bytes * rate.size))
-                # Among sizes that bring nearly the same the smallest: each doubling must be worth its own hundredth.
-                worth = gain - _WORTH_SAYING * (rate.size - 1.0) / 2
-                offers.append((worth, f"more memory: {rate.hit_rate:.1%} would be found with {size} of {tier.tier} memory."))
+                # Among sizes that bring nearly the same the smallest: each doubling must bring a hundredth for itself.
+                net_gain = gain - _WORTH_SAYING * (rate.size - 1.0) / 2
+                offers.append((net_gain, f"more memory: {rate.hit_rate:.1%} would be found with {size} of {tier.tier} memory."))
     if not is_measured:
         offers.append((memory, f"more memory, perhaps: {memory:.1%} of the prompt tokens were evicted before they were asked for again."))
     gain, advice = max(offers, key=_gain_of)

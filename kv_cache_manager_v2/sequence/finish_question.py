@@ -9,6 +9,9 @@ Asking changes nothing. Per pool group, as `RoomCount` will count:
 active sequence outside the list has locked, quarantined slots and closed levels are not. A sequence that finishes only frees slots, so
 the first of the list that can finish goes first: if there is an order, this finds one.
 
+Most questions need no order: all that the sequences can still take has room at once (`find_easy_plan`, a few additions for each sequence).
+The others look at each page of each listed sequence.
+
 Where a window moves on in mid-run, a sequence has beams or scratch slots, or a twin is leased, the count is an upper bound: the answer
 may be no where there is an order, never yes where there is none.
 """
@@ -105,8 +108,6 @@ class FinishQuestion:
 
     def __init__(self, shared: SharedState, states: list[SequenceState], remaining: vec[i64], max_step: i64) -> None:
         storage = shared.storage
-        if storage.closed.has_disks:
-            storage.closed.look()
         self._shared = shared
         self._demands = [FinishDemand(state, remaining[position], max_step) for position, state in enumerate(states)]
         self._holdings = [_Holdings(storage.num_pool_groups) for _ in states]
@@ -402,3 +403,41 @@ class FinishQuestion:
 
 def _larger(first: i64, second: i64) -> i64:
     return first if first > second else second
+
+
+def find_easy_plan(shared: SharedState, states: list[SequenceState], remaining: vec[i64]) -> FinishPlan | None:
+    """The plan where free slots and those of droppable pages suffice for all listed sequences side by side; None elsewhere.
+
+    A sequence takes no more than its new blocks, copies of blocks that forks share, of its tail, and what is below level 0 of a suspended
+    one. Whatever else the sequences take before, the widest one must have room: the rest are spare slots.
+    """
+    storage = shared.storage
+    if len(states) == 0 or shared.claims.twin_pages is not None or storage.closed.first < storage.num_levels:
+        return None
+    num_pool_groups = storage.num_pool_groups
+    pages_per_block = vec[i64]([0] * num_pool_groups)
+    for life_cycle in range(shared.num_life_cycles):
+        pages_per_block[storage.pool_group_of[life_cycle]] += 1
+    total = vec[i64]([0] * num_pool_groups)
+    widest = vec[i64]([0] * num_pool_groups)
+    for position, state in enumerate(states):
+        if state.scratch.is_enabled or len(state.sharing.beams) > 0:
+            return None
+        num_blocks = (state.capacity + remaining[position] + shared.tokens_per_block - 1) // shared.tokens_per_block - state.num_blocks + 1
+        if state.forked_end > state.num_published:
+            num_blocks += state.forked_end - state.num_published
+        if state.status != ACTIVE:
+            num_blocks += state.num_blocks + shared.recurrent.num_state_slots
+        for pool_group in range(num_pool_groups):
+            count = num_blocks * pages_per_block[pool_group]
+            total[pool_group] += count
+            widest[pool_group] = _larger(widest[pool_group], count)
+    spare: list[int] = []
+    for pool_group in range(num_pool_groups):
+        num_slots = storage.allocators[pool_group].num_slots
+        room = storage.allocators[pool_group].num_free + storage.queues[pool_group].num_pages
+        is_overused = float(storage.num_locked[pool_group]) > shared.max_util_for_resume * float(num_slots)
+        if total[pool_group] > room or is_overused:
+            return None
+        spare.append(int(room + shared.traffic.room_count.count_room_below(GPU_LEVEL, pool_group) - widest[pool_group]))
+    return FinishPlan(tuple(range(len(states))), None, tuple(spare))

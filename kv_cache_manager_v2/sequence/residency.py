@@ -365,8 +365,8 @@ def _find_overuse(state: SequenceState) -> bool:
             free = storage.allocators[pool_group].num_free
             evictable = storage.queues[pool_group].num_pages + storage.held_queues[pool_group].num_pages
             text = (
-                f"level 0, pool group {pool_group}: more slots are locked than max_util_for_resume={limit} and the constraints allow to "
-                f"resume another one; {state.shared.room_count.describe(pool_group, free, evictable)}. Suspend or close sequences first"
+                f"level 0, pool group {pool_group}: more slots are locked than max_util_for_resume={limit} and constraints allow to resume "
+                f"another one; {state.shared.traffic.room_count.describe(pool_group, free, evictable)}. Suspend or close sequences first"
             )
             storage.refuse(Refusal(GPU_LEVEL, int(pool_group), 0, int(free), int(evictable), text), locked)
             return True

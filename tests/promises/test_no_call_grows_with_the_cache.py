@@ -133,6 +133,19 @@ def test_the_first_published_block_catches_up_with_none(policy: EvictionPolicy) 
             kv_cache.close()
 
 
+@pytest.mark.skipif(is_compiled(), reason=IS_COMPILED)
+def test_can_finish_counts_no_pages_where_there_is_room() -> None:
+    """A few sequences of a thousand blocks each: what is asked of each of them is a sum."""
+    with make_manager(4 * NUM_BLOCKS, EvictionPolicy.LRU) as manager:
+        opened = [run_prompt(manager, prompt_of(number, NUM_BLOCKS)) for number in range(3)]
+        opened[2].suspend()
+        with RoundCount() as count:
+            plan = manager.can_finish(opened, [100, 0, 7], 16)
+        assert plan and 3 <= count.num_rounds <= 3 * len(opened), count.where
+        for kv_cache in opened:
+            kv_cache.close()
+
+
 def arrays_of(manager: KVCacheManager) -> dict[str, Any]:
     """The arrays of the library that the manager reaches, by the attributes on the way."""
     found: dict[str, Any] = {}
