@@ -3,6 +3,7 @@
     state       parent    in the tree    who owns it
     PRIVATE     None      no             one sequence, or several that were forked from one another
     PUBLISHED   a block   yes            the tree: it stays while it has pages, children or pins
+    RETIRED     a block   no longer      those that hold its pages or pin a path through it; a root of its own is above (`RadixTree.retire`)
     ROOT        None      as a root      the tree; has no pages, ``first_page < 0``
 
 Blocks are recycled by the `BlockPool`; a sequence may keep a reference to a published block only while a pin or a hold

@@ -10,7 +10,7 @@ are the table in `page_rows`; the ways from one to another:
     HELD        LOCKED      lock (on level 0; `Onboarding` brings it there)
     LOCKED      HELD        unlock
     HELD        DROPPABLE   release (a published page)
-    HELD        (none)      free_page (a private page: no other sequence can want it), drop_hold (one that forks may share)
+    HELD        (none)      free_page (a private page: no other sequence can want it), drop_hold (one that others may hold)
     DROPPABLE   (none)      drop (`page_removal`)
 
 Which page is evicted, and where it goes, is decided by `SlotReclaimer` and carried out in `page_queues` and `page_removal`.
