@@ -285,7 +285,7 @@ CALLS: dict[str, Callable[[World], Example]] = {
     "BufferConfig.expansion": lambda w: (BufferConfig(_KEY, 8).expansion, {"tokens_per_block": 4}),
     "AttentionLayerConfig": lambda w: (
         library.AttentionLayerConfig,
-        {"layer_id": LayerId(0), "buffers": [BufferConfig(_KEY, 64)], "sliding_window_size": 8, "num_sink_tokens": 1},
+        {"layer_id": LayerId(0), "buffers": [BufferConfig(_KEY, 64)], "sliding_window_size": 8, "num_sink_tokens": 1, "part": 2},
     ),
     "SsmLayerConfig": lambda w: (library.SsmLayerConfig, {"layer_id": LayerId(0), "buffers": [BufferConfig(_KEY, 64)]}),
     "SnapshotPolicy": lambda w: (
@@ -557,7 +557,7 @@ CALLS: dict[str, Callable[[World], Example]] = {
             "max_rewind_len": 0,
         },
     ),
-    "AttnLifeCycle.make": lambda w: (AttnLifeCycle.make, {"window_size": 8, "num_sink_tokens": 4, "tokens_per_block": 4}),
+    "AttnLifeCycle.make": lambda w: (AttnLifeCycle.make, {"window_size": 8, "num_sink_tokens": 4, "tokens_per_block": 4, "part": 1}),
     "AttnLifeCycle.compute_stale_range": lambda w: (AttnLifeCycle(8).compute_stale_range, _STALE),
     "AttnLifeCycle.get_stale_range": lambda w: (AttnLifeCycle(8).get_stale_range, _STALE),
     "SsmLifeCycle.compute_stale_range": lambda w: (SsmLifeCycle().compute_stale_range, _STALE),

@@ -46,19 +46,22 @@ class AttentionLayerConfig(ConfigValue):
     """A layer that attends to all earlier tokens, or to a sliding window and the first ``num_sink_tokens``.
 
     ``sliding_window_size`` includes the token that is being computed and excludes the sinks. Sinks without a window have no effect,
-    as every token is read: a `ValueError`.
+    as every token is read: a `ValueError`. Layers with equal windows and sinks form one layer group for each ``part``: numbers that
+    the caller chooses, so that groups get slots of equal size or the shape of an engine's own groups.
     """
 
     layer_id: LayerId
     buffers: Sequence[BufferConfig]
     sliding_window_size: int | None = None
     num_sink_tokens: int | None = None
+    part: int = 0
 
     def __post_init__(self) -> None:
         take_int(self, "layer_id", "layer_id", -MAX_LAYER_ID, MAX_LAYER_ID)
         object.__setattr__(self, "buffers", _to_buffers(self.layer_id, self.buffers))
         take_optional_int(self, "sliding_window_size", f"sliding_window_size of layer {self.layer_id}", 1)
         take_optional_int(self, "num_sink_tokens", f"num_sink_tokens of layer {self.layer_id}", 0)
+        take_int(self, "part", f"part of layer {self.layer_id}", 0, MAX_LAYER_ID)
         if self.num_sink_tokens is not None and self.num_sink_tokens > 0 and self.sliding_window_size is None:
             raise ValueError(
                 f"layer {self.layer_id} has num_sink_tokens={self.num_sink_tokens} but a sliding_window_size of None:"

@@ -10,7 +10,8 @@ sink blocks, the *stale* blocks, which no layer reads again, are
 or none if that is no range. Without a window nothing is ever stale. Recurrent state is one value per sequence and not a
 page per block; such a life cycle has no blocks that could become stale.
 
-Layers with equal life cycles form a layer group; which layers those are is the registry's matter.
+Layers with equal life cycles form a layer group; which layers those are is the registry's matter. A part number divides layers that
+need the same blocks into several groups, and changes nothing in the arithmetic.
 """
 
 from abc import ABCMeta, abstractmethod
@@ -77,15 +78,16 @@ class LifeCycle(Value, metaclass=ABCMeta):
 @final
 @mypyc_attr(native_class=True)
 class AttnLifeCycle(LifeCycle):
-    """Attention to all tokens, or to the last ``window_size`` and to the first ``num_sink_blocks`` blocks."""
+    """Attention to all tokens, or to the last ``window_size`` and to the first ``num_sink_blocks`` blocks. Other ``part``, other group."""
 
-    __slots__ = ("_has_window", "_window", "_sinks")
+    __slots__ = ("_has_window", "_window", "_sinks", "_part")
 
     _has_window: Final[bool]
     _window: Final[i64]
     _sinks: Final[i64]
+    _part: Final[i64]
 
-    def __init__(self, window_size: Given[int | None] = None, num_sink_blocks: Given[int] = 0) -> None:
+    def __init__(self, window_size: Given[int | None] = None, num_sink_blocks: Given[int] = 0, part: Given[int] = 0) -> None:
         window = 0 if window_size is None else to_int(window_size, "window_size")
         num_sinks = to_int(num_sink_blocks, "num_sink_blocks")
         if window > MAX_COUNT or num_sinks > MAX_COUNT:
@@ -99,12 +101,15 @@ class AttnLifeCycle(LifeCycle):
         self._has_window = window_size is not None
         self._window = window
         self._sinks = num_sinks
+        self._part = to_count(part, "part")
 
     def _arguments(self) -> tuple[object, ...]:
-        return (self.window_size, self.num_sink_blocks)
+        return (self.window_size, self.num_sink_blocks, self.part)
 
     @staticmethod
-    def make(window_size: Given[int | None], num_sink_tokens: Given[int | None], tokens_per_block: Given[int]) -> "AttnLifeCycle":
+    def make(
+        window_size: Given[int | None], num_sink_tokens: Given[int | None], tokens_per_block: Given[int], part: Given[int] = 0
+    ) -> "AttnLifeCycle":
         """The life cycle of a layer as it is configured, in tokens."""
         num_sinks = 0 if num_sink_tokens is None else to_count(num_sink_tokens, "num_sink_tokens")
         size = to_count(tokens_per_block, "tokens_per_block")
@@ -112,7 +117,7 @@ class AttnLifeCycle(LifeCycle):
             raise ValueError(f"tokens_per_block is {size}; it must be at least 1")
         if window_size is None and num_sinks > 0:
             raise ValueError(f"num_sink_tokens is {num_sinks}, and window_size None: without a window leave the sinks out")
-        return AttnLifeCycle(window_size, int(ceil_div(num_sinks, size)))
+        return AttnLifeCycle(window_size, int(ceil_div(num_sinks, size)), part)
 
     @property
     def has_page_per_block(self) -> bool:
@@ -125,6 +130,11 @@ class AttnLifeCycle(LifeCycle):
     @property
     def num_sink_blocks(self) -> int:
         return int(self._sinks)
+
+    @property
+    def part(self) -> int:
+        """The number that `AttentionLayerConfig.part` gave its layers."""
+        return int(self._part)
 
     def compute_stale_beg(self, history_length: i64, tokens_per_block: i64) -> i64:
         num_history_blocks = ceil_div(history_length, tokens_per_block)
@@ -141,15 +151,15 @@ class AttnLifeCycle(LifeCycle):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, AttnLifeCycle):
             return NotImplemented
-        return (
-            self._has_window == other._has_window and self._window == other._window and self._sinks == other._sinks
-        )
+        is_equal_rule = self._has_window == other._has_window and self._window == other._window and self._sinks == other._sinks
+        return is_equal_rule and self._part == other._part
 
     def __hash__(self) -> int:
-        return hash((self._has_window, int(self._window), int(self._sinks)))
+        return hash((self._has_window, int(self._window), int(self._sinks), int(self._part)))
 
     def __repr__(self) -> str:
-        return f"AttnLifeCycle(window_size={self.window_size}, num_sink_blocks={self.num_sink_blocks})"
+        part = f", part={self.part}" if self._part > 0 else ""
+        return f"AttnLifeCycle(window_size={self.window_size}, num_sink_blocks={self.num_sink_blocks}{part})"
 
 
 @final

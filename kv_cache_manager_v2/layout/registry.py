@@ -126,5 +126,5 @@ class LifeCycleRegistry(Value):
 def compute_life_cycle(layer: LayerConfig, tokens_per_block: int) -> LifeCycle:
     """The life cycle of a configured layer."""
     if isinstance(layer, AttentionLayerConfig):
-        return AttnLifeCycle.make(layer.sliding_window_size, layer.num_sink_tokens, tokens_per_block)
+        return AttnLifeCycle.make(layer.sliding_window_size, layer.num_sink_tokens, tokens_per_block, layer.part)
     return SsmLifeCycle()

@@ -221,4 +221,4 @@ def _with_block(layer: LayerConfig, tokens_per_block: int) -> LayerConfig:
     if isinstance(layer, SsmLayerConfig):
         return layer
     buffers = [BufferConfig(buffer.role, buffer.size * tokens_per_block) for buffer in layer.buffers]
-    return AttentionLayerConfig(layer.layer_id, buffers, layer.sliding_window_size, layer.num_sink_tokens)
+    return AttentionLayerConfig(layer.layer_id, buffers, layer.sliding_window_size, layer.num_sink_tokens, layer.part)

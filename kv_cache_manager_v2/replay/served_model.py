@@ -149,7 +149,7 @@ class ConfiguredModel(ServedModel):
                     buffers.append(BufferConfig(buffer.role, size))
                 else:
                     buffers.append(BufferConfig(buffer.role, size * override // tokens_per_block, override))
-            configs.append(AttentionLayerConfig(layer.layer_id, buffers, layer.sliding_window_size, layer.num_sink_tokens))
+            configs.append(AttentionLayerConfig(layer.layer_id, buffers, layer.sliding_window_size, layer.num_sink_tokens, layer.part))
         return configs
 
     def _bytes_per_block(self, buffer: BufferConfig, tokens_per_block: int, shrink: int) -> int:

@@ -18,7 +18,7 @@ from .reference_tree import GroupRule, Page, ReferenceMatch, ReferenceTree, Scop
 
 
 def group_layers(config: KVCacheManagerConfig) -> list[list[Any]]:
-    """The configured layers by layer group: equal windows and sinks, or recurrent, in order of first appearance."""
+    """The configured layers by layer group: equal windows, sinks and parts, or recurrent, in order of first appearance."""
     groups: dict[object, list[Any]] = {}
     for layer in config.layers:
         groups.setdefault(_key_of(layer, config.tokens_per_block), []).append(layer)
@@ -34,12 +34,12 @@ def make_rules(config: KVCacheManagerConfig) -> list[GroupRule]:
     return rules
 
 
-def _key_of(layer: Any, tokens_per_block: int) -> tuple[int | None, int] | None:
-    """(window, sink blocks), or None for recurrent state."""
+def _key_of(layer: Any, tokens_per_block: int) -> tuple[int | None, int, int] | None:
+    """(window, sink blocks, part), or None for recurrent state."""
     if isinstance(layer, SsmLayerConfig):
         return None
     num_sink_tokens: int = layer.num_sink_tokens or 0
-    return layer.sliding_window_size, -(-num_sink_tokens // tokens_per_block)
+    return layer.sliding_window_size, -(-num_sink_tokens // tokens_per_block), layer.part
 
 
 @final

@@ -127,7 +127,7 @@ EXAMPLES: dict[tuple[str, str], dict[str, Any]] = {
     ("", "AttentionLayerConfig"): {
         "layer_id": runtime.LayerId(0), "buffers": [runtime.BufferConfig(KEY, 32)], "sliding_window_size": 8, "num_sink_tokens": 1
     },
-    ("", "AttnLifeCycle"): {"window_size": 8, "num_sink_blocks": 1},
+    ("", "AttnLifeCycle"): {"window_size": 8, "num_sink_blocks": 1, "part": 2},
     ("", "BatchDesc"): {"kv_caches": [runtime.KVCacheDesc(8, 0)], "system_prompt_length": 4},
     ("", "BufferConfig"): {"role": KEY, "size": 32, "tokens_per_block_override": 2},
     ("", "DiskCacheTierConfig"): {"quota": 4096, "path": "/tmp"},

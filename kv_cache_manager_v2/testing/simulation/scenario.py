@@ -47,6 +47,8 @@ from .sharing_scenario import draw_decoding, draw_planning, draw_sharing
 from .state_scenario import add_state
 
 _SHARE_OF_FILLED: Final = 0.06
+_SHARE_OF_PARTED: Final = 0.25
+"""The share of scenarios in which layers that need the same blocks are in several groups."""
 _SHARE_OF_STAYING: Final = 0.3
 """The share of scenarios in which indices stay."""
 _SHARE_OF_REPEATED: Final = 0.85
@@ -226,6 +228,16 @@ def _draw_config(random: Random) -> KVCacheManagerConfig:
     )
 
 
+def _draw_parts(config: KVCacheManagerConfig, seed: int) -> KVCacheManagerConfig:
+    """Each attention layer in one of two or three parts."""
+    random = Random(163 * seed + 59)
+    num_parts = random.choice((2, 2, 3))
+    layers = [
+        replace(layer, part=random.randrange(num_parts)) if isinstance(layer, AttentionLayerConfig) else layer for layer in config.layers
+    ]
+    return replace(config, layers=layers)
+
+
 def _draw_lower_tiers(random: Random, bytes_per_block: int) -> list[HostCacheTierConfig | DiskCacheTierConfig]:
     """None, one or two levels, small enough to be full often."""
     tiers: list[HostCacheTierConfig | DiskCacheTierConfig] = []
@@ -271,4 +283,6 @@ def _bend_config(config: KVCacheManagerConfig, seed: int, bends: Mapping[str, fl
     if not is_large(seed) and bends is not CHUNKED:
         config = without_scratch(config) if grows_trees else add_state(config, seed)
         config = draw_policies(config, seed)
+    if Random(157 * seed + 53).random() < _SHARE_OF_PARTED:
+        config = _draw_parts(config, seed)
     return replace(config, allow_seq_rebasing=False) if Random(149 * seed + 41).random() < _SHARE_OF_STAYING else config

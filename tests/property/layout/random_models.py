@@ -28,7 +28,7 @@ def layer_configs(draw: st.DrawFn, layer_id: int, tokens_per_block: int, kinds: 
         return SsmLayerConfig(LayerId(layer_id), buffers)
     window = draw(st.sampled_from([None, 1, 5, 16]))
     sinks = None if window is None else draw(st.sampled_from([None, 0, 1, 9]))
-    return AttentionLayerConfig(LayerId(layer_id), buffers, window, sinks)
+    return AttentionLayerConfig(LayerId(layer_id), buffers, window, sinks, draw(st.sampled_from([0, 0, 0, 1])))
 
 
 @st.composite

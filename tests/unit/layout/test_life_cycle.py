@@ -93,6 +93,8 @@ def test_life_cycles_are_values() -> None:
     assert AttnLifeCycle(128) == AttnLifeCycle(128, 0) == AttnLifeCycle.make(128, None, 32)
     assert AttnLifeCycle(128) != AttnLifeCycle(129)
     assert AttnLifeCycle(128) != AttnLifeCycle(128, 1)
+    assert AttnLifeCycle(128, 0, 1) != AttnLifeCycle(128) != AttnLifeCycle(128, part=2)
+    assert AttnLifeCycle(part=1) == AttnLifeCycle(None, 0, 1)
     assert AttnLifeCycle() != AttnLifeCycle(1)
     both: list[LifeCycle] = [AttnLifeCycle(), SsmLifeCycle()]
     assert both[0] != both[1] and both[1] == SsmLifeCycle()
@@ -100,6 +102,7 @@ def test_life_cycles_are_values() -> None:
     others: list[object] = [128, None, "full"]
     assert not any(value == other or not value != other for value in both for other in others)
     assert AttnLifeCycle(64, 2).get_stale_range(319, 32) == AttnLifeCycle(64, 2).compute_stale_range(319, 32) == HalfOpenRange(2, 8)
+    assert repr(AttnLifeCycle(128, 1, 3)) == "AttnLifeCycle(window_size=128, num_sink_blocks=1, part=3)"
     assert repr(AttnLifeCycle(128, 1)) == "AttnLifeCycle(window_size=128, num_sink_blocks=1)"
 
 

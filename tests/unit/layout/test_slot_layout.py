@@ -1,5 +1,7 @@
 """Layer groups, pools and places in a slot, on models small enough to lay out by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from kv_cache_manager_v2.base.ids import LayerId
@@ -48,6 +50,19 @@ def test_sinks_count_in_blocks() -> None:
     # 1 and 32 tokens are both one block of 32: the same life cycle.
     config = config_of([key_value(0, 8, 64, 1), key_value(1, 8, 64, 32), key_value(2, 8, 64, 33)])
     assert len(LifeCycleRegistry(config)) == 2
+
+
+def test_layers_that_need_the_same_blocks_are_one_group_a_part() -> None:
+    # Gemma-like: two full layers, four windowed ones in parts of two. Three groups of slots of 2 * 2 * 8 bytes: one pool group.
+    windowed = [replace(key_value(layer_id, 8, 64), part=layer_id // 2) for layer_id in range(4)]
+    config = config_of([*windowed, key_value(4, 8), key_value(5, 8)])
+    registry = LifeCycleRegistry(config)
+    assert list(registry) == [AttnLifeCycle(64), AttnLifeCycle(64, part=1), AttnLifeCycle()]
+    assert registry.layer_grouping == ((0, 1), (2, 3), (4, 5))
+    layout = layout_of(config)
+    assert layout.num_pool_groups == 1 and layout.slot_bytes(0) == (32,)
+    with pytest.raises(ValueError, match="part of layer 0 is -1"):
+        replace(windowed[0], part=-1)
 
 
 def test_a_layer_with_attention_and_state_is_in_two_groups() -> None:
