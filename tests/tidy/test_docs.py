@@ -16,7 +16,8 @@ import kv_cache_manager_v2
 
 from .source_tree import ROOT, project_files
 
-FOREIGN_OPTIONS = {"--pdb", "--strict", "--scheduler-cls", "--target", "--num-sessions"}  # of pytest, mypy, vLLM and AIPerf
+# Of pytest, mypy, vLLM, AIPerf, cibuildwheel.
+FOREIGN_OPTIONS = {"--pdb", "--strict", "--scheduler-cls", "--target", "--num-sessions", "--platform"}
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md")])
 
 

