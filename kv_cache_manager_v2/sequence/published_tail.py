@@ -3,6 +3,7 @@
 Where there is no slot for a copy to write into, and no other sequence uses the block, it leaves the tree and is written in place.
 """
 
+from ..events.removal_cause import CAPACITY
 from .sequence_state import SequenceState
 
 
@@ -20,10 +21,10 @@ def is_tail_its_own(state: SequenceState, num_released: dict[int, int], num_left
     rows = state.shared.storage.rows
     for life_cycle in range(state.shared.num_life_cycles):
         page = block.first_page + life_cycle
-        if rows.has_page(page):
-            num_holds = int(rows.num_holds(page)) - num_released.get(int(page), 0)
-            if num_holds > 1 or not state.holds_page(life_cycle, state.num_published):
-                return False
+        # What nobody holds, a snapshot say, goes with the published block.
+        num_own = 1 if state.holds_page(life_cycle, state.num_published) else 0
+        if rows.has_page(page) and int(rows.num_holds(page)) - num_released.get(int(page), 0) > num_own:
+            return False
     return True
 
 
@@ -49,6 +50,7 @@ def forget_copies_of_tail(state: SequenceState) -> None:
 
 def withdraw_tail(state: SequenceState) -> None:
     """The last block is the sequence's own; its pages have been awaited since their copies were forgotten."""
-    state.shared.tree.withdraw(state.blocks[state.num_published])
-    state.tail.is_shared = False
-    state.tail.copies_on_resume = False
+    block = state.blocks[state.num_published]
+    state.shared.tree.drop_pages(block, CAPACITY, None)
+    state.shared.tree.withdraw(block)
+    state.tail.is_shared = state.tail.copies_on_resume = False

@@ -36,6 +36,8 @@ T = 4
 SLOT = 64
 MOST_TOKENS = 60
 NUM_SEEDS = int(os.environ.get("KV_CACHE_MANAGER_V2_WARM_SEEDS", 5))
+FOUND = {("state and window", "window-disk"): [55]}
+"""Seeds that have failed: 55, a snapshot lies on the partial block that there was no room to copy."""
 
 
 def attention(index: int, window: int | None = None, sinks: int | None = None, size: int = SLOT) -> AttentionLayerConfig:
@@ -166,7 +168,7 @@ def run_cold(config: KVCacheManagerConfig, request: Request) -> str:
 @pytest.mark.parametrize("tiers", TIERS)
 @pytest.mark.parametrize("layers", LAYERS)
 def test_any_layers_on_any_tiers(layers: str, tiers: str) -> None:
-    for seed in range(NUM_SEEDS):
+    for seed in [*range(NUM_SEEDS), *FOUND.get((layers, tiers), ())]:
         choices = random.Random(f"{layers} {tiers} {seed}")
         config = draw_config(choices, layers, tiers)
         longest = plan_capacity(config).longest_sequence
