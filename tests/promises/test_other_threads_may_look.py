@@ -4,6 +4,7 @@ What a thread finds while a call runs: a probe says that the manager is busy, st
 meanwhile waits; it is never refused because another thread looks.
 """
 
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -125,7 +126,8 @@ def test_calls_that_look_see_no_half_call() -> None:
                 ask(manager)
                 num_answers[name] += 1
             except LogicError as error:
-                assert "another call" in str(error) or "another thread" in str(error) or "close()" in str(error), name
+                # Between two facts of a sequence the engine may have suspended it, too.
+                assert re.search(r"another call|another thread|close\(\)|is ACTIVE", str(error)), name
 
     with threads_take_turns_often(), manager_of([None, 8], num_slots=24) as manager:
         expected = serve(manager)

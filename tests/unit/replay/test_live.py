@@ -10,17 +10,15 @@ from kv_cache_manager_v2.replay.plan import ReplayPlan
 from kv_cache_manager_v2.replay.replayer import run_replay
 from kv_cache_manager_v2.replay.report import ReplayReport
 from kv_cache_manager_v2.replay.tally import Tally
-from kv_cache_manager_v2.replay.timeline import TimelinePoint
+from kv_cache_manager_v2.replay.timeline import Timeline, TimelinePoint
 from kv_cache_manager_v2.replay.workload import ListedWorkload
 
 
 class RowConsole(Console):
-    """Keeps the rows of the first look, and the names of all."""
+    """Keeps the rows of the first look."""
 
     def __init__(self) -> None:
         self.first: dict[str, tuple[str, str]] = {}
-        self.rows: dict[str, tuple[str, str]] = {}
-        self.names: list[list[str]] = []
 
     def start(self, num_requests: int) -> None:
         pass
@@ -33,9 +31,8 @@ class RowConsole(Console):
         return True
 
     def look(self, point: TimelinePoint, tally: Tally, tiers: list[str]) -> None:
-        live_rows(self.rows, point, tally, tiers, 2, 1.0)
-        self.first = self.first or dict(self.rows)
-        self.names.append(list(self.rows))
+        if not self.first:
+            live_rows(self.first, point, tally, tiers, 2, 1.0)
 
     def stop(self) -> None:
         pass
@@ -60,14 +57,19 @@ def test_the_first_step_of_a_request() -> None:
 
 def test_rows_keep_their_places() -> None:
     """Whatever else is missed or dropped, a row stays where it was: new ones come below."""
-    console = RowConsole()
     requests = [request_of(number, [(0, 8), (1 + number % 5, 13)], 12) for number in range(40)]
     plan = ReplayPlan(
         workload=ListedWorkload("listed", requests), model=FULL, tokens_per_block=TOKENS_PER_BLOCK, memory_bytes=12 * BYTES_PER_BLOCK
     )
-    run_replay(plan, console)
-    assert len(console.names[-1]) > len(console.names[0])
-    assert all(after[: len(before)] == before for before, after in zip(console.names, console.names[1:], strict=False))
+    timeline = Timeline()
+    run_replay(plan, RowConsole(), timeline)
+    rows: dict[str, tuple[str, str]] = {}
+    names: list[list[str]] = []
+    for point in timeline.points:
+        live_rows(rows, point, Tally(len(timeline.tiers)), timeline.tiers, len(requests), 1.0)
+        names.append(list(rows))
+    assert len(names[-1]) > len(names[0])
+    assert all(after[: len(before)] == before for before, after in zip(names, names[1:], strict=False))
 
 
 def test_the_command_shows_the_last_table_and_the_report(capsys: pytest.CaptureFixture[str]) -> None:

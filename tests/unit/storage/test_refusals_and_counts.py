@@ -32,7 +32,7 @@ def test_a_refusal_names_the_slots_of_all_lower_levels() -> None:
             kept.append(kv_cache)
         refusal = manager.last_refusal
         assert refusal is not None, "12 pages, and 4 + 3 + 2 slots"
-        assert "in the 5 slots below it" in refusal.text
+        assert "of 5 slots below it" in refusal.text
         for kv_cache in kept:
             kv_cache.close()
 
@@ -58,7 +58,7 @@ def test_a_refusal_counts_the_slots_of_its_own_pool_group() -> None:
                 kv_cache.suspend()
         refusal = manager.last_refusal
         assert refusal is not None and refusal.pool_group == 1, refusal
-        assert f"in the {below} slots below it" in refusal.text
+        assert f"of {below} slots below it" in refusal.text
         for kv_cache in kept:
             kv_cache.close()
 
