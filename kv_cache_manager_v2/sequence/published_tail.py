@@ -21,7 +21,7 @@ def is_tail_its_own(state: SequenceState, num_released: dict[int, int], num_left
     rows = state.shared.storage.rows
     for life_cycle in range(state.shared.num_life_cycles):
         page = block.first_page + life_cycle
-        # What nobody holds, a snapshot say, goes with the published block.
+        # A page without holds, of a snapshot say, goes with the published block.
         num_own = 1 if state.holds_page(life_cycle, state.num_published) else 0
         if rows.has_page(page) and int(rows.num_holds(page)) - num_released.get(int(page), 0) > num_own:
             return False
