@@ -181,13 +181,14 @@ def test_14_a_refusal_adds_up_to_the_slots(tmp_path: Path) -> None:
     assert total == sum(parts)
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("log.jsonl", b'{"hash_ids": [1, 2'), ("log.jsonl", b"\x00\x01\x02"), ("log.jsonl", b""), ("log.json", b"[1, 2, 3]"),
-        ("log.jsonl.gz", gzip.compress(b'{"timestamp": 0}')[:20]), ("log.jsonl", b'{"messages": 5}\n'), ("log.csv", b"a,b\n1,2\n"),
-    ],
-)  # fmt: skip
+BROKEN = {
+    "cut": ("log.jsonl", b'{"hash_ids": [1, 2'), "binary": ("log.jsonl", b"\x00\x01\x02"), "empty": ("log.jsonl", b""),
+    "no-requests": ("log.json", b"[1, 2, 3]"), "cut-gzip": ("log.jsonl.gz", gzip.compress(b'{"timestamp": 0}')[:20]),
+    "no-messages": ("log.jsonl", b'{"messages": 5}\n'), "no-csv": ("log.csv", b"a,b\n1,2\n"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "content"), BROKEN.values(), ids=BROKEN)
 def test_15_what_is_broken_is_one_line_and_nothing_is_written(name: str, content: bytes, tmp_path: Path) -> None:
     log, out = tmp_path / name, tmp_path / "out.jsonl"
     log.write_bytes(content)
