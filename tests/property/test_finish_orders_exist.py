@@ -219,9 +219,10 @@ def test_a_copy_of_what_an_active_fork_keeps_is_all_it_takes(gpu_slots: int) -> 
 
 
 @pytest.mark.parametrize("num_left", range(4))
-def test_a_tail_with_a_snapshot_is_copied_beside_itself(num_left: int) -> None:
+def test_a_tail_with_a_snapshot_is_copied_beside_itself_where_there_is_room(num_left: int) -> None:
     """Six tokens are all that is committed, so a snapshot is taken there: the second block stays as it was, and the seventh token takes a
-    third page for a while. Of the other pages for attention, on both levels, all but ``num_left`` are those of suspended sequences."""
+    third page. Of the other pages for attention, on both levels, all but ``num_left`` are those of suspended sequences: with none left the
+    snapshot goes, and the second block is written in place."""
     config = hybrid_config(cache_tiers=[GpuCacheTierConfig(4096), HostCacheTierConfig(4096)], max_util_for_resume=1.0)
     with KVCacheManager(config, device=HostDevice()) as manager, run_prompt(manager, list(range(6))) as kv_cache:
         kv_cache.stop_committing()
@@ -233,6 +234,7 @@ def test_a_tail_with_a_snapshot_is_copied_beside_itself(num_left: int) -> None:
             waiting[-1].suspend()
         plan = manager.can_finish([kv_cache], [1])
         assert kv_cache.resume()
-        assert bool(plan) is kv_cache.resize(7, 6) is (num_left > 0), plan
+        assert plan and kv_cache.resize(7, 6), plan
+        assert manager.probe_reuse(None, list(range(6))) == (6 if num_left > 0 else 0)
         for one in waiting:
             one.close()
