@@ -31,7 +31,7 @@ In a process that was forked from the manager's own the guard is *foreign*: ever
 import os
 import sys
 from abc import ABCMeta, abstractmethod
-from threading import Lock, get_ident
+from threading import Lock, get_ident, main_thread
 from types import FrameType, TracebackType
 from typing import Final, final
 
@@ -468,8 +468,11 @@ def _two_calls() -> LogicError:
 
 
 def _is_a_call_running() -> bool:
-    """Whether some thread is in a public call, apart from the one that asks; compiled code, which is never interrupted, has no frames."""
-    if is_compiled():
+    """Whether some thread is in a public call, apart from the one that asks; compiled code, which is never interrupted, has no frames.
+
+    Signals interrupt the main thread alone. No other one looks at frames: those of a thread that runs on may go while they are read.
+    """
+    if is_compiled() or get_ident() != main_thread().ident:
         return True
     here = sys._getframe()
     for top in sys._current_frames().values():
