@@ -188,6 +188,7 @@ class KVCache(Handle):
 
         True at once where nothing had to be onboarded. `LoadFailed` if a disk could not read one, or its bytes are not what was
         written: `rewind` to its `first_bad_token`; no other sequence matches that page any more. `LogicError` unless ACTIVE.
+        A call like any other: for the engine's thread alone.
         """
         state = self._state
         with state.shared.guard:
