@@ -87,7 +87,7 @@ def record_weights(shared: SharedState) -> None:
     """Record what the policies have learned, for the next process."""
     storage = shared.storage
     if storage.durable is not None and storage.learns:
-        storage.durable.record_weights(storage.learning.model.to_bytes())
+        storage.durable.record_weights(storage.save_weights())
 
 
 

@@ -155,7 +155,7 @@ def _announce_pages(
     # Also for pages that are not recorded: which ones are is no decision.
     generation = durable.take_generations(count)
     if storage.learns and generation // _PAGES_PER_WEIGHTS != (generation + count) // _PAGES_PER_WEIGHTS:
-        durable.record_weights(storage.learning.model.to_bytes())
+        durable.record_weights(storage.save_weights())
     nodes = storage.owner().durable_nodes(pages)
     if not storage.reads.is_idle:
         for position in range(count):

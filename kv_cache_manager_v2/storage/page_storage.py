@@ -16,6 +16,7 @@ are the table in `page_rows`; the ways from one to another:
 Which page is evicted, and where it goes, is decided by `SlotReclaimer` and carried out in `page_queues` and `page_removal`.
 """
 
+import struct
 from collections.abc import Sequence
 from typing import Final, final
 
@@ -40,6 +41,7 @@ from .decision_digest import REFUSAL, SLOT, DecisionDigest
 from .disk_reads import DiskReads
 from .page_owner import DropWatch
 from .eviction.block_mates import find_block_mates
+from .eviction.hazard_model import MODEL_BYTES
 from .eviction.level_order import NEVER, LevelOrder
 from .eviction.make_queue import NUM_SENTINELS, make_queue
 from .eviction.segment_records import Learning, SegmentRecords
@@ -72,6 +74,7 @@ from .page_owner import TwinOwner
 from .victim_queue import NUM_PRIORITIES, VictimQueue
 
 GPU: Final = 0
+_ACCOUNT: Final = struct.Struct("<2q")
 
 
 @final
@@ -238,9 +241,19 @@ class PageStorage:
             return NEVER
         return self.level_orders[pool_group].expect_return(page)
 
+    def save_weights(self) -> bytes:
+        """What the policies have learned, for `load_weights`: the model, then of each pool group what it may lose against recency."""
+        accounts = [_ACCOUNT.pack(*records.shadow.save_account()) for records in self._records]
+        return b"".join([self.learning.model.to_bytes(), *accounts])
+
     def load_weights(self, weights: bytes) -> bool:
         """What the policies of another process had learned; whether they know it now. Else nothing is known."""
-        return self.learning.model.load(weights) and self.learns
+        is_known = self.learning.model.load(weights[:MODEL_BYTES]) and self.learns
+        if is_known and len(weights) == MODEL_BYTES + _ACCOUNT.size * len(self._records):
+            for index, records in enumerate(self._records):
+                credit, allowed = _ACCOUNT.unpack_from(weights, MODEL_BYTES + index * _ACCOUNT.size)
+                records.shadow.load_account(credit, allowed)
+        return is_known
 
     def set_owner(self, owner: PageOwner) -> None:
         self._keys.owner = owner

@@ -68,7 +68,7 @@ def test_what_policies_learn_is_recorded_once_in_4096_pages(tmp_path: object) ->
     config = durable_config(str(tmp_path), gpu_slots=GPU_SLOTS, disk_slots=DISK_SLOTS, policy=EvictionPolicy.LEARNED)
     process = Process(config, LossyFiles(disk))
     storage = process.manager._shared.storage
-    record = encode_weights(storage.learning.model.to_bytes())
+    record = encode_weights(storage.save_weights())
     durable = storage.durable
     assert durable is not None and len(record) > 30_000
 

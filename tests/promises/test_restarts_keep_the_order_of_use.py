@@ -68,10 +68,14 @@ def test_what_learned_knows_of_each_page_is_there_again(tmp_path: Path) -> None:
         process.run(HOT[: TOKENS_PER_BLOCK * (1 + number % 8)])
     expected = descriptions(process)
     assert len({description for _used_at, description in expected}) > 4
+    shadow = process.manager._shared.storage._records[0].shadow
+    account = shadow.save_account()
+    assert min(account) > 0, "nothing that it may lose against recency"
     process.end()
     for _restart in range(2):
         process = Process(config)
         assert descriptions(process) == expected
+        assert process.manager._shared.storage._records[0].shadow.save_account() == account
         process.manager.keep_restored(process.manager.restored())
         assert descriptions(process) == expected
         process.end()

@@ -83,7 +83,7 @@ _LEAST_CERTAINTY: Final = 6.25
 """Weights of a level: one for each bucket, and the shared one."""
 _SHARED: Final = NUM_BUCKETS
 _NUM_WEIGHTS: Final = _NUM_LEVELS * _ROW
-_MODEL_BYTES: Final = 2 * 8 * _NUM_WEIGHTS
+MODEL_BYTES: Final = 2 * 8 * _NUM_WEIGHTS
 _MOST_RETURNS: Final = 0.95
 _LEAST_LEARNED: Final = 4.0
 """Of the squared gradients of the bias: 16 pages or more, as one whose chance was a half adds a quarter, and one that was foreseen less."""
@@ -145,7 +145,7 @@ class HazardModel:
         """Know what another model knew; False, and nothing is known, where the bytes are no model of this release."""
         count = _NUM_WEIGHTS
         numbers: list[float] = []
-        if len(data) == _MODEL_BYTES:
+        if len(data) == MODEL_BYTES:
             numbers = list(struct.unpack(f"<{2 * count}d", data))
         is_known = len(numbers) > 0 and all([isfinite(number) for number in numbers]) and min(numbers[count:]) >= _FIRST_SQUARE
         weights = self._weights

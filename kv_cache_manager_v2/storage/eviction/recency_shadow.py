@@ -92,6 +92,16 @@ class RecencyShadow:
         if self._debt_allowed > self._most_debt:
             self._debt_allowed = self._most_debt
 
+    def save_account(self) -> tuple[int, int]:
+        """For `load_account`: the credit, and the debt that is allowed."""
+        return int(self._credit), int(self._debt_allowed)
+
+    def load_account(self, credit: i64, debt_allowed: i64) -> None:
+        """That of another process, as far as this many slots allow."""
+        self._credit = min(max(credit, -self._most_debt), self._most_credit)
+        self._debt_allowed = min(max(debt_allowed, 0), self._most_debt)
+        self.is_barred = self._credit < -self._debt_allowed
+
     def restart(self, now: i64) -> None:
         """Parts have another length: nothing is known of what was pushed, and part ``now`` is the current one."""
         for part in range(NUM_PARTS):
