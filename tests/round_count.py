@@ -8,11 +8,13 @@ from typing import Any
 
 
 class RoundCount:
-    """``with``: `num_rounds` is how often the loop that goes round most does so, in one function's run; `where` is its line."""
+    """``with``: `num_rounds` is how often the loop that goes round most does so, in one function's run; `where` is its line.
+    `num_lines`: lines that ran in all."""
 
     def __init__(self) -> None:
         self.num_rounds = 0
         self.where = ""
+        self.num_lines = 0
         self._tracer: Any = None
 
     def _trace(self, frame: FrameType, _event: str, _argument: object) -> Any:
@@ -20,6 +22,7 @@ class RoundCount:
 
         def count(inside: FrameType, event: str, _argument: object) -> Any:
             if event == "line":
+                self.num_lines += 1
                 rounds[inside.f_lineno] += 1
                 if rounds[inside.f_lineno] > self.num_rounds:
                     self.num_rounds = rounds[inside.f_lineno]

@@ -31,7 +31,7 @@ from ..base.ranges import HalfOpenRange
 from ..journal.journal_format import BEAM_WIDTH, FORK, PREFETCH, RESERVE, REWIND, SCRATCH, STOP, STREAM, SUSPEND
 from ..layout.scratch_desc import ScratchDesc
 from ..reuse.reuse_scope import ReuseScope
-from ..reuse.token_packing import TOKEN_BYTES, single_token, unpack_tokens
+from ..reuse.token_packing import single_token, unpack_tokens
 from ..sequence import commit as commit_steps
 from ..sequence import page_arrivals, prefetching, residency
 from ..sequence.beam_width import change_width
@@ -260,7 +260,7 @@ class KVCache(Handle):
             count = to_count(num_tokens, "num_tokens")
             if count > state.num_committed:
                 raise ValueError(f"sequence {state.id}: num_tokens is {count}; {state.num_committed} tokens are committed")
-            packed = pack_committed(state)[: int(count) * TOKEN_BYTES]
+            packed = pack_committed(state, count)
             self._open_sequences.rewind(state, packed, self._manager._usage_recorder())
             num_kept = int(state.num_committed)
             journal.record(REWIND, state.request.serial, count, num_kept)
@@ -556,7 +556,7 @@ class KVCache(Handle):
     def committed_tokens(self) -> list[TokenIdExt]:
         """All committed tokens, from the first one on; a new list. `LogicError` once closed."""
         self._require_open("committed_tokens")
-        return unpack_tokens(pack_committed(self._state), self._state.shared.tree.digests)
+        return unpack_tokens(pack_committed(self._state, self._state.num_committed), self._state.shared.tree.digests)
 
     @property
     def match_info(self) -> MatchedTokens:

@@ -71,22 +71,22 @@ def _has_slots(shared: SharedState, num_tokens: i64) -> bool:
     return True
 
 
-def pack_committed(state: SequenceState) -> bytes:
-    """The committed tokens, as the keys of blocks are."""
-    keys: list[bytes] = [state.tail.packed(), pack_read(state)]
+def pack_committed(state: SequenceState, num_tokens: i64) -> bytes:
+    """The first ``num_tokens`` committed tokens, as the keys of blocks are."""
+    path: list[Block] = []
     block = state.path_end
     while block.parent is not None:
-        keys.append(state.shared.tree.key_of(block))
+        path.append(block)
         block = block.parent
-    keys.reverse()
-    return b"".join(keys)
+    keys = [state.shared.tree.key_of(block) for block in path[::-1][: int(num_tokens // state.shared.tokens_per_block) + 1]]
+    return b"".join([*keys, pack_read(state), state.tail.packed()])[: int(num_tokens) * TOKEN_BYTES]
 
 
 def make_load_failed(state: SequenceState, bad: list[int], reason: str) -> LoadFailed:
     """The error of a sequence of whose pages these cannot be read: it keeps what comes before them, as far as that can be matched."""
     shared = state.shared
     kept = _count_before(state, bad)
-    packed = pack_committed(state)[: int(kept) * TOKEN_BYTES]
+    packed = pack_committed(state, kept)
     root = shared.tree.find_root(state.request.scope)
     num_tokens = cut_to_slots(shared, root, packed, find_whole(shared, root, packed)).match.num_tokens
     if state.counters is not None:

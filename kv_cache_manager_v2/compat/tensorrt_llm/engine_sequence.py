@@ -155,7 +155,7 @@ class KVCache(Handle):
         core = self._core
         if core.status is SequenceStatus.CLOSED or core._state_for_batch().shared.guard.is_foreign:
             return
-        packed = pack_committed(core._state_for_batch())
+        packed = pack_committed(core._state_for_batch(), core._state_for_batch().num_committed)
         if has_digest(packed):
             self._tokens = unpack_tokens(packed, core._state_for_batch().shared.tree.digests)
         else:
