@@ -188,22 +188,6 @@ class SlotAllocator:
         self._num_stacked = num_stacked
         self.num_free += count
 
-    def take_out(self, slot: i64) -> None:
-        """Take that free slot, which was used before, wherever it is in the order."""
-        stack = self._stack
-        position = self._num_stacked - 1
-        while position >= 0 and stack[position] != slot:
-            position -= 1
-        assert position >= 0, "a slot was taken out that is not free"
-        while position < self._num_stacked - 1:
-            stack[position] = stack[position + 1]
-            position += 1
-        self._num_stacked -= 1
-        self.num_free -= 1
-        used = self.num_slots - self.num_free
-        if used > self.peak_used:
-            self.peak_used = used
-
     # -- slots that stand aside ---------------------------------------------------------------------------------------
 
     def set_aside(self, slot: i64) -> None:

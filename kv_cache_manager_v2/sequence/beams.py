@@ -8,8 +8,7 @@ is counted in statistics. Scratch reuse is off while there are beams.
 A step of all beams is one `resize`, all or nothing: it is planned for each beam after the ones before it, so that of a block that
 only beams share the last one writes in place. A page that several beams share, and that all of them release in the step, does not
 count as room for it: such a step may be refused for want of a slot that it would have left free. All copies are made before anything
-changes, so that a device that refuses one changes nothing; where there is room for them only once the step's own pages are given
-back, they go where these are (`copies_in_place`).
+changes, so that a device that refuses one changes nothing.
 """
 
 from librt.vecs import append, vec

@@ -290,18 +290,20 @@ class FinishQuestion:
         holdings = self._holdings[position]
         num_pool_groups = self._shared.storage.num_pool_groups
         needed = vec[i64]([0] * num_pool_groups)
+        copied = vec[i64]([0] * num_pool_groups)
         written = vec[i64]([0] * num_pool_groups)
         written_owned = vec[i64]([0] * num_pool_groups)
         self._add_resume_slots(demand, needed)
         if demand.remaining > 0:
-            self._add_written(demand, written, written_owned)
+            self._add_written(demand, copied, written, written_owned)
         left = vec[i64]([0] * num_pool_groups)
         for pool_group in range(num_pool_groups):
-            top = holdings.num_pages[pool_group] + needed[pool_group]
-            total = self._held[pool_group] + needed[pool_group] + holdings.num_stranded[pool_group]
+            # The copies of written blocks are made before the first step releases anything.
+            top = holdings.num_pages[pool_group] + needed[pool_group] + copied[pool_group]
+            total = self._held[pool_group] + needed[pool_group] + holdings.num_stranded[pool_group] + copied[pool_group]
             if demand.remaining > 0 and len(demand.beams) > 1:
-                top += written[pool_group] + demand.widest[pool_group]
-                total += written[pool_group] + demand.widest[pool_group]
+                top += demand.widest[pool_group]
+                total += demand.widest[pool_group]
             elif demand.remaining > 0:
                 loose_owned = holdings.num_loose[pool_group] + self._count_owned(holdings.loose[pool_group])
                 behind: i64 = len(holdings.behind[pool_group]) - self._count_owned(holdings.behind[pool_group])
@@ -334,8 +336,9 @@ class FinishQuestion:
                     if beam.holds_page(life_cycle, beam.num_published):
                         needed[self._shared.storage.pool_group_of[life_cycle]] += 1
 
-    def _add_written(self, demand: FinishDemand, written: vec[i64], written_owned: vec[i64]) -> None:
-        """Pages of shared blocks that the first step copies before it releases them; ``written_owned``: those that only the sequence holds.
+    def _add_written(self, demand: FinishDemand, copied: vec[i64], written: vec[i64], written_owned: vec[i64]) -> None:
+        """Pages of shared blocks that the first step copies before it releases any; ``written``: those within reach; ``written_owned``:
+        those that only the sequence holds.
 
         Of one sequence the copy is among the widest; of beams it is one page more, wherever the shared page is.
         """
@@ -347,6 +350,7 @@ class FinishQuestion:
             for life_cycle in range(self._shared.num_life_cycles):
                 if beam.holds_page(life_cycle, ordinal):
                     page = beam.blocks[ordinal].first_page + life_cycle
+                    copied[storage.pool_group_of[life_cycle]] += 1
                     if len(demand.beams) == 1 and int(page) in self._users and self._is_out_of_reach(page):
                         continue
                     written[storage.pool_group_of[life_cycle]] += 1

@@ -26,7 +26,7 @@ def has_room_to_fork(state: SequenceState, num_forks: i64) -> bool:
     needed = vec[i64]([0] * storage.num_pool_groups)
     needed[storage.pool_group_of[shared.state_life_cycle]] = num_forks * len(state.recurrent.state_blocks)
     digest_mark = storage.digest.mark()
-    if not shared.traffic.room_count.find_refusal(needed, vec[i64]([0] * storage.num_pool_groups)):
+    if not shared.traffic.room_count.find_refusal(needed):
         return True
     # The call is going to raise, so no journal has it.
     storage.digest.roll_back(digest_mark)

@@ -331,10 +331,9 @@ def _add_page(state: SequenceState, wanted: OnboardList, page: i64, life_cycle: 
 
 def _find_refusal(state: SequenceState, needed: vec[i64], wanted: OnboardList | None) -> bool:
     room_count = state.shared.traffic.room_count
-    nothing = vec[i64]([0] * state.shared.storage.num_pool_groups)
     if wanted is None:
-        return room_count.find_refusal(needed, nothing)
-    return room_count.find_onboard_refusal(needed, nothing, wanted.num_here, wanted.num_below, wanted.num_freed)
+        return room_count.find_refusal(needed)
+    return room_count.find_onboard_refusal(needed, wanted.num_here, wanted.num_below, wanted.num_freed)
 
 
 def _add_tail_copy(state: SequenceState, needed: vec[i64], count: i64) -> None:

@@ -5,7 +5,6 @@ ask the user's callback, then evict what has to go while a refusal of the device
 keeps the number of slots in use smallest: release, evict, take. A sequence is a list of one; beams have their turns in order.
 """
 
-from librt.vecs import vec
 from mypy_extensions import i64
 
 from ..base.ids import BAD_PAGE_INDEX, PRIORITY_DEFAULT
@@ -14,26 +13,15 @@ from ..stats.page_counters import PageCounters
 from ..stats.usage_counters import find_page_counters
 from .beams import list_beams
 from .block_runs import list_first_pages, make_pages
-from .copies_in_place import InPlaceCopies, plan_in_place
 from .forked_blocks import NO_ORDINALS, cut_forked, release_block, settle_forked
 from .page_users import release_page
 from .planned_rules import find_taken_back
 from .planned_steps import take_back
 from .published_tail import take_tail_back
-from .resize_plan import (
-    CopyWay,
-    ResizePlan,
-    TurnPlan,
-    count_peak,
-    count_staged_copies,
-    has_room,
-    plan_resize,
-    subtract_slots,
-    will_hold_page,
-)
+from .resize_plan import ResizePlan, TurnPlan, plan_resize, subtract_slots, will_hold_page
 from .sequence_state import SequenceState
 from .small_step import stays_within_blocks, try_next_block
-from .staged_copies import StagedCopies, copy_shared_blocks
+from .staged_copies import StagedCopies
 from .usage_recorder import record_growth, record_request
 from .window_move import move_windows
 
@@ -97,31 +85,26 @@ def _append_priorities(plan: ResizePlan, state: SequenceState, ordinal: i64) -> 
             plan.priorities.append(PRIORITY_DEFAULT)
 
 
-def _evict(plan: ResizePlan, peak: vec[i64], account: PageCounters | None) -> None:
-    """All moving of pages that the device may refuse comes before the first change: up to ``peak`` free slots per pool group.
+def _evict(plan: ResizePlan, account: PageCounters | None) -> None:
+    """All moving of pages that the device may refuse comes before the first change: up to the plan's peak of free slots.
 
     What is missing afterwards is no more than the call releases, and can be dropped where it cannot be moved.
     """
     shared = plan.turns[0].state.shared
     for pool_group in range(shared.storage.num_pool_groups):
-        if peak[pool_group] > shared.storage.allocators[pool_group].num_free:
-            shared.traffic.room.free_slots(0, pool_group, peak[pool_group], CAPACITY, account)
+        if plan.peak[pool_group] > shared.storage.allocators[pool_group].num_free:
+            shared.traffic.room.free_slots(0, pool_group, plan.peak[pool_group], CAPACITY, account)
 
 
 def _copy_first(plan: ResizePlan, account: PageCounters | None) -> StagedCopies:
     """Copy the shared blocks of all turns. The device's own error if it refuses; nothing has changed then but what was evicted."""
-    shared = plan.turns[0].state.shared
-    shared.traffic.room.make_room(count_staged_copies(plan.turns, shared.storage.num_pool_groups), account)
-    staged = StagedCopies(shared, account)
-    try:
-        # The first turn last, so that its slots are the same as without the other beams.
-        for turn in plan.turns[1:]:
-            staged.add(turn.state, turn.copies, NO_ORDINALS)
-        staged.add(plan.turns[0].state, plan.turns[0].copies, plan.priorities)
-        staged.finish()
-    except BaseException:
-        staged.free()
-        raise
+    first = plan.turns[0]
+    staged = StagedCopies(first.state.shared, account)
+    # The first turn last, so that its slots are the same as without the other beams.
+    for turn in plan.turns[1:]:
+        staged.add(turn.state, turn.copies, NO_ORDINALS)
+    staged.add(first.state, first.copies, plan.priorities)
+    staged.finish()
     return staged
 
 
@@ -130,51 +113,33 @@ def _copy_first(plan: ResizePlan, account: PageCounters | None) -> StagedCopies:
 
 def _apply(plan: ResizePlan) -> None:
     """Carry the plan out. Where the device refuses a copy before the first change, its error is raised and nothing has changed."""
-    shared = plan.turns[0].state.shared
+    first = plan.turns[0].state
+    shared = first.shared
+    account = find_page_counters(first.counters)
+    _evict(plan, account)
     staged: StagedCopies | None = None
-    in_place: InPlaceCopies | None = None
-    first = plan.turns[0]
-    account = find_page_counters(first.state.counters)
-    _evict(plan, subtract_slots(first.needed, first.released) if len(plan.turns) == 1 else count_peak(plan, False), account)
-    if plan.way is CopyWay.FIRST:
-        peak = count_peak(plan, True)
-        if has_room(shared, peak):
-            _evict(plan, peak, account)
-            staged = _copy_first(plan, account)
-        else:
-            in_place = plan_in_place(plan)
-            plan.way = CopyWay.LAST if in_place is None else CopyWay.IN_PLACE
-            if in_place is not None:
-                in_place.enqueue()
+    if len(plan.turns) > 1 or len(plan.turns[0].copies) > 0:
+        staged = _copy_first(plan, account)
     shared.guard.begin_change()
-    if first.state.sharing.planned is not None:
-        take_back(first.state, find_taken_back(first.state, plan.capacity, plan.history))
-    if plan.way is CopyWay.WITHDRAWN:
-        take_tail_back(plan.turns[0].state)
+    if first.sharing.planned is not None:
+        take_back(first, find_taken_back(first, plan.capacity, plan.history))
+    if plan.withdraws_tail:
+        take_tail_back(first)
     priorities = plan.priorities
     for turn in plan.turns:
         if staged is not None:
             staged.settle(turn.state)
-        _apply_turn(plan, turn, in_place, priorities, account)
+        _apply_turn(plan, turn, priorities, account)
         priorities = NO_ORDINALS
     shared.guard.end_change()
 
 
-def _apply_turn(
-    plan: ResizePlan, turn: TurnPlan, in_place: InPlaceCopies | None, priorities: list[int], account: PageCounters | None
-) -> None:
+def _apply_turn(plan: ResizePlan, turn: TurnPlan, priorities: list[int], account: PageCounters | None) -> None:
     state = turn.state
-    shared = state.shared
     _release(state, plan)
-    if in_place is not None:
-        in_place.settle(state, account)
     _set_numbers(state, plan.capacity, plan.history)
-    if len(turn.copies) == 0 or plan.way is CopyWay.LAST:
-        shared.traffic.room.make_room_or_drop(turn.needed, account)
-    else:
-        shared.traffic.room.make_room_or_drop(subtract_slots(turn.needed, turn.copied), account)
-    if plan.way is CopyWay.LAST:
-        copy_shared_blocks(state, turn.copies, priorities, account)
+    needed = turn.needed if len(turn.copies) == 0 else subtract_slots(turn.needed, turn.copied)
+    state.shared.traffic.room.make_room_or_drop(needed, account)
     if turn.first_written < state.forked_end and state.sharing.planned is None:
         settle_forked(state, turn.first_written)
     _add_blocks(state, plan.num_blocks, priorities, len(turn.copies))

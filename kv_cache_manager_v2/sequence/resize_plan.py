@@ -1,11 +1,13 @@
 """The plan of one `resize`: a value that says what joins, what is released and what is copied, made before anything changes.
 
 `plan_resize` works it out for a sequence, or for all beams of one, and finds out whether the slots are to be had; a refusal changes
-nothing. `resize.try_resize` applies it. A block holds a page of a life cycle after the resize if the next token reads the block (a
-sink, or from the window's beginning on) and the block is not among the step's scratch blocks.
+nothing. `resize.try_resize` applies it.
+
+Shared blocks that the step writes are copied before anything is released, so that a device that refuses a copy changes nothing: the
+slots for the copies are free or evictable beforehand, or the resize is refused. A block holds a page of a life cycle after the resize
+if the next token reads the block (a sink, or from the window's beginning on) and the block is not among the step's scratch blocks.
 """
 
-from enum import Enum
 from typing import Final, final
 
 from librt.vecs import vec
@@ -15,20 +17,10 @@ from .forked_blocks import NO_ORDINALS, find_first_written, list_copies
 from .page_users import count_given_back
 from .published_tail import can_take_tail_back
 from .sequence_state import SequenceState
-from .shared_state import NEVER, SharedState
+from .shared_state import NEVER
 
 
 NO_SLOTS: Final = vec[i64]()
-
-
-class CopyWay(Enum):
-    """How shared blocks that the step writes become private ones."""
-
-    NONE = "no shared block is written"
-    FIRST = "copied into free slots before anything changes"
-    IN_PLACE = "copied into slots of pages that the resize releases, before it releases them"
-    LAST = "copied into slots that the resize has released"
-    WITHDRAWN = "not copied: the published tail leaves the tree and is written in place"
 
 
 @final
@@ -65,15 +57,17 @@ class TurnPlan:
 class ResizePlan:
     """One `resize` to ``capacity`` and ``history``, in tokens: a turn for the sequence, or one for each of its beams."""
 
-    __slots__ = ("capacity", "history", "num_blocks", "turns", "way", "priorities")
+    __slots__ = ("capacity", "history", "num_blocks", "turns", "peak", "withdraws_tail", "priorities")
 
     capacity: Final[i64]
     history: Final[i64]
     num_blocks: Final[i64]
     """Blocks of each sequence or beam after the resize."""
     turns: Final[list[TurnPlan]]
-    way: CopyWay
-    """WITHDRAWN or NONE from the start; else chosen when everything that can be evicted beforehand has been."""
+    peak: vec[i64]
+    """The most slots, per pool group, that the resize takes at any moment beyond those that it has released by then."""
+    withdraws_tail: bool
+    """The published tail is not copied: it leaves the tree, and the sequence writes it."""
     priorities: list[int]
     """Priorities of the first turn's pages, as `ask_priorities` says; empty where all have the default."""
 
@@ -82,7 +76,8 @@ class ResizePlan:
         self.history = history
         self.num_blocks = num_blocks
         self.turns = []
-        self.way = CopyWay.NONE
+        self.peak = NO_SLOTS
+        self.withdraws_tail = False
         self.priorities = NO_ORDINALS
 
     def __repr__(self) -> str:
@@ -91,7 +86,8 @@ class ResizePlan:
             f"+{list(turn.needed)}, of which {list(turn.copied)} for copies, -{list(turn.released)} released"
             for turn in self.turns
         ]
-        return f"<ResizePlan to {self.capacity}, history {self.history}; {self.way.value}; {'; '.join(turns)}>"
+        tail = ", withdraws the tail" if self.withdraws_tail else ""
+        return f"<ResizePlan to {self.capacity}, history {self.history}{tail}; {'; '.join(turns)}>"
 
 
 def plan_resize(states: list[SequenceState], capacity: i64, history: i64) -> ResizePlan | None:
@@ -101,8 +97,6 @@ def plan_resize(states: list[SequenceState], capacity: i64, history: i64) -> Res
     """
     shared = states[0].shared
     plan = ResizePlan(capacity, history, (capacity + shared.tokens_per_block - 1) // shared.tokens_per_block)
-    needed = NO_SLOTS
-    released = NO_SLOTS
     position: i64 = 0
     for state in states:
         copies = NO_ORDINALS
@@ -112,16 +106,18 @@ def plan_resize(states: list[SequenceState], capacity: i64, history: i64) -> Res
             copies = list_copies(state, capacity, history)
             if position > 0:
                 copies = _leave_out_last_owned(states, position, copies)
-        turn = plan_turn(state, copies, first_written, plan)
-        if len(copies) > 0:
-            plan.way = CopyWay.FIRST
-        needed = turn.needed if position == 0 else add_slots(needed, turn.needed)
-        released = turn.released if position == 0 else add_slots(released, turn.released)
-        if shared.traffic.room_count.find_refusal(needed, released):
-            return _plan_without_copy(plan, turn) if len(states) == 1 else None
-        plan.turns.append(turn)
+        plan.turns.append(plan_turn(state, copies, first_written, plan))
         position += 1
-    return plan
+    plan.peak = count_peak(plan.turns)
+    if not shared.traffic.room_count.find_refusal(plan.peak):
+        return plan
+    turn = plan.turns[0]
+    if position > 1 or not is_copy_of_tail(turn) or not can_take_tail_back(turn.state):
+        return None
+    plan.turns[0] = plan_turn(turn.state, NO_ORDINALS, turn.first_written, plan)
+    plan.peak = count_peak(plan.turns)
+    plan.withdraws_tail = True
+    return None if shared.traffic.room_count.find_refusal(plan.peak) else plan
 
 
 def _leave_out_last_owned(beams: list[SequenceState], position: i64, copies: list[int]) -> list[int]:
@@ -136,19 +132,6 @@ def _leave_out_last_owned(beams: list[SequenceState], position: i64, copies: lis
         if block.parent is not None or i64(block.num_co_owners) > num_gone:
             left.append(ordinal)
     return left
-
-
-def _plan_without_copy(plan: ResizePlan, turn: TurnPlan) -> ResizePlan | None:
-    """There is no slot for the copy of the published tail; where no other sequence uses the tail, it can be withdrawn instead."""
-    state = turn.state
-    if not is_copy_of_tail(turn) or not can_take_tail_back(state):
-        return None
-    withdrawn = plan_turn(state, NO_ORDINALS, turn.first_written, plan)
-    if state.shared.traffic.room_count.find_refusal(withdrawn.needed, withdrawn.released):
-        return None
-    plan.way = CopyWay.WITHDRAWN
-    plan.turns.append(withdrawn)
-    return plan
 
 
 def is_copy_of_tail(turn: TurnPlan) -> bool:
@@ -215,44 +198,29 @@ def will_hold_page(state: SequenceState, life_cycle: i64, ordinal: i64, capacity
     return ordinal >= scratch.compute_end(life_cycle, history, capacity)
 
 
-def count_staged_copies(turns: list[TurnPlan], num_pool_groups: i64) -> vec[i64]:
-    """Slots that copies take which are made first: one for each page that the copied blocks have now."""
-    needed = vec[i64]([0] * num_pool_groups)
-    for turn in turns:
-        storage = turn.state.shared.storage
-        for life_cycle in range(turn.state.shared.num_life_cycles):
-            for ordinal in turn.copies:
-                if turn.state.holds_page(life_cycle, ordinal):
-                    needed[storage.pool_group_of[life_cycle]] += 1
-    return needed
-
-
-def count_peak(plan: ResizePlan, copies_first: bool) -> vec[i64]:
-    """The most slots that the resize takes at any moment beyond those that it has released by then, per pool group.
-
-    ``copies_first``: all copies are made before anything is released, those of later turns included.
-    """
-    num_pool_groups = plan.turns[0].state.shared.storage.num_pool_groups
-    staged = count_staged_copies(plan.turns, num_pool_groups) if copies_first else vec[i64]([0] * num_pool_groups)
-    peak = staged[:]
-    taken = vec[i64]([0] * num_pool_groups)
-    later = staged
-    for position, turn in enumerate(plan.turns):
-        if copies_first:
-            later = count_staged_copies(plan.turns[position + 1 :], num_pool_groups)
-        for pool_group in range(num_pool_groups):
-            taken[pool_group] += turn.needed[pool_group] - turn.released[pool_group]
-            if taken[pool_group] + later[pool_group] > peak[pool_group]:
-                peak[pool_group] = taken[pool_group] + later[pool_group]
+def count_peak(turns: list[TurnPlan]) -> vec[i64]:
+    """`ResizePlan.peak`: first the copies of all turns, one for each page that a copied block has now; then turn follows turn."""
+    if len(turns) == 1 and len(turns[0].copies) == 0:
+        return subtract_slots(turns[0].needed, turns[0].released)
+    copied = [_count_copies(turn) for turn in turns]
+    taken = copied[0]
+    for other in copied[1:]:
+        taken = add_slots(taken, other)
+    peak = taken
+    for position, turn in enumerate(turns):
+        taken = subtract_slots(add_slots(taken, turn.needed), add_slots(turn.released, copied[position]))
+        peak = vec[i64]([max(peak[index], taken[index]) for index in range(len(peak))])
     return peak
 
 
-def has_room(shared: SharedState, needed: vec[i64]) -> bool:
-    """Whether so many slots per pool group are to be had now."""
-    for pool_group in range(shared.storage.num_pool_groups):
-        if not shared.traffic.room_count.has_room(pool_group, needed[pool_group]):
-            return False
-    return True
+def _count_copies(turn: TurnPlan) -> vec[i64]:
+    storage = turn.state.shared.storage
+    count = vec[i64]([0] * storage.num_pool_groups)
+    for life_cycle in range(turn.state.shared.num_life_cycles):
+        for ordinal in turn.copies:
+            if turn.state.holds_page(life_cycle, ordinal):
+                count[storage.pool_group_of[life_cycle]] += 1
+    return count
 
 
 def add_slots(first: vec[i64], second: vec[i64]) -> vec[i64]:

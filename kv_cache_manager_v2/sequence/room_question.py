@@ -14,7 +14,7 @@ from ..storage.refusal import Refusal
 from .beams import list_beams
 from .forked_blocks import NO_ORDINALS, find_first_written, list_copies
 from .published_tail import is_tail_its_own
-from .resize_plan import ResizePlan, TurnPlan, add_slots, is_copy_of_tail, plan_turn
+from .resize_plan import ResizePlan, TurnPlan, add_slots, count_peak, is_copy_of_tail, plan_turn
 from .sequence_state import SequenceState
 from .shared_state import NEVER, SharedState
 
@@ -56,8 +56,6 @@ class RoomQuestion:
             shared.storage.closed.look()
         plan = ResizePlan(capacity, history, (capacity + shared.tokens_per_block - 1) // shared.tokens_per_block)
         self._plan = None
-        needed = self._taken
-        released = vec[i64]([0] * shared.storage.num_pool_groups)
         beams = list_beams(state)
         for position, beam in enumerate(beams):
             copies = NO_ORDINALS
@@ -65,20 +63,16 @@ class RoomQuestion:
             if beam.tail.is_shared or beam.forked_end > 0:
                 first_written = find_first_written(beam, capacity, history)
                 copies = self._leave_out_last_owned(beams, position, list_copies(beam, capacity, history))
-            turn = self._plan_turn(beam, copies, first_written, plan)
-            refusal = self._look(add_slots(needed, turn.needed), add_slots(released, turn.released))
-            if refusal is not None:
-                if len(beams) > 1 or not is_copy_of_tail(turn) or not is_tail_its_own(beam, self._num_released, self._num_left):
-                    return refusal
-                turn = self._plan_turn(beam, NO_ORDINALS, first_written, plan)
-                refusal = self._look(add_slots(needed, turn.needed), add_slots(released, turn.released))
-                if refusal is not None:
-                    return refusal
-            needed = add_slots(needed, turn.needed)
-            released = add_slots(released, turn.released)
-            plan.turns.append(turn)
-        self._plan = plan
-        return None
+            plan.turns.append(self._plan_turn(beam, copies, first_written, plan))
+        refusal = self._look(count_peak(plan.turns))
+        turn = plan.turns[0]
+        if refusal is not None and len(beams) == 1 and is_copy_of_tail(turn):
+            if is_tail_its_own(state, self._num_released, self._num_left):
+                plan.turns[0] = self._plan_turn(state, NO_ORDINALS, turn.first_written, plan)
+                refusal = self._look(count_peak(plan.turns))
+        if refusal is None:
+            self._plan = plan
+        return refusal
 
     def take(self) -> None:
         """The resize that was asked for last would be carried out: the next question comes after it."""
@@ -164,14 +158,14 @@ class RoomQuestion:
                 left.append(ordinal)
         return left
 
-    def _look(self, needed: vec[i64], released: vec[i64]) -> Refusal | None:
-        """Ask `RoomCount`, and remove the traces of a refusal."""
+    def _look(self, peak: vec[i64]) -> Refusal | None:
+        """Ask `RoomCount` for so many slots beyond those that are taken by then, and remove the traces of a refusal."""
         storage = self._shared.storage
         nothing = vec[i64]([0] * storage.num_pool_groups)
         held_less = vec[i64]([-count for count in self._newly_held])
         mark = storage.digest.mark()
         last_refusal = storage.last_refusal
-        if not self._shared.traffic.room_count.find_onboard_refusal(needed, released, held_less, nothing, nothing):
+        if not self._shared.traffic.room_count.find_onboard_refusal(add_slots(self._taken, peak), held_less, nothing, nothing):
             return None
         refusal = storage.last_refusal
         assert refusal is not None, "a call was refused for no reason"

@@ -3,7 +3,8 @@
 add      copies of one sequence's or beam's blocks are enqueued; no sequence has them yet
 finish   all are enqueued: later work on the stream may be ordered behind them
 settle   in the change: the sequence takes its copies and releases the shared blocks
-free     instead of `finish` and `settle`, where the device refused one: nothing has changed
+
+Where the device refuses a copy, `add` or `finish` raises its error and frees all: nothing has changed.
 """
 
 from typing import Final, final
@@ -49,22 +50,31 @@ class StagedCopies:
         self._mark = 0
 
     def add(self, state: SequenceState, ordinals: list[int], priorities: list[int]) -> None:
-        """``priorities``: for each block, one entry per life cycle; empty: the default. The device's error calls for `free`."""
+        """``priorities``: for each block, one entry per life cycle; empty: the default."""
         if len(ordinals) == 0:
             return
         targets: list[Block] = []
         self._states.append(state)
         self._ordinals.append(ordinals)
         self._targets.append(targets)
-        for ordinal in ordinals:
-            targets.append(self._shared.tree.pool.take())
-            _copy_pages(state, ordinal, targets[-1], priorities, (len(targets) - 1) * self._shared.num_life_cycles)
+        try:
+            for ordinal in ordinals:
+                targets.append(self._shared.tree.pool.take())
+                _copy_pages(state, ordinal, targets[-1], priorities, (len(targets) - 1) * self._shared.num_life_cycles)
+        except BaseException:
+            self._free()
+            raise
 
     def finish(self) -> None:
-        if len(self._states) > 0:
+        if len(self._states) == 0:
+            return
+        try:
             self._mark = self._shared.order.mark(self._states[0].timeline)
+        except BaseException:
+            self._free()
+            raise
 
-    def free(self) -> None:
+    def _free(self) -> None:
         position = len(self._states) - 1
         # The last slot taken is the first on the stack again: the next call takes the same ones.
         while position >= 0:
@@ -78,29 +88,18 @@ class StagedCopies:
         """Give the sequence its copies. If the device refuses, and the host cannot wait, it is left half done: call it in a change."""
         for position, one in enumerate(self._states):
             if one is state:
-                take_copies(state, self._ordinals[position], self._targets[position], self._mark, self._account)
+                for index, ordinal in enumerate(self._ordinals[position]):
+                    _take_copy(state, ordinal, self._targets[position][index], self._mark, self._account)
 
 
 def copy_shared_blocks(state: SequenceState, ordinals: list[int], priorities: list[int], account: PageCounters | None) -> None:
     """All steps in one. If a copy cannot be enqueued, nothing has changed and the device's error is raised."""
     staged = StagedCopies(state.shared, account)
-    try:
-        staged.add(state, ordinals, priorities)
-        staged.finish()
-    except BaseException:
-        staged.free()
-        raise
+    staged.add(state, ordinals, priorities)
+    staged.finish()
     state.shared.guard.begin_change()
     staged.settle(state)
     state.shared.guard.end_change()
-
-
-def take_copies(state: SequenceState, ordinals: list[int], targets: list[Block], mark: i64, account: PageCounters | None) -> None:
-    """The sequence has the copies instead of the shared blocks. ``mark``: of its timeline, after the copies."""
-    position = 0
-    for ordinal in ordinals:
-        _take_copy(state, ordinal, targets[position], mark, account)
-        position += 1
 
 
 def _copy_pages(state: SequenceState, ordinal: i64, target: Block, priorities: list[int], first: i64) -> None:

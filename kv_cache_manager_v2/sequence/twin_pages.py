@@ -83,10 +83,6 @@ class TwinPages(TwinOwner):
         storage.changes.end()
         return True
 
-    def is_involved(self, page: i64) -> bool:
-        """Whether it is a twin or has one."""
-        return int(page) in self._twins_of or int(page) in self._page_of
-
     def twins_of(self, page: i64) -> list[int]:
         """In the order in which they would go on as ``page``."""
         return list(self._twins_of.get(int(page), []))

@@ -4,8 +4,7 @@ Zeros: the null slots are read by kernels, and pages are handed to an engine bef
 left-over bytes of some other program could be NaN there. Memory of a software device begins as zeros by itself.
 
 Debug pattern (`DebugFill`): a page is filled as it is handed out, on its sequence's stream, and a slot as it is given
-back, on a stream of the filler's own, after all that used it; the next owner then waits for that. Not a slot that has
-its next owner's bytes already (`keep`).
+back, on a stream of the filler's own, after all that used it; the next owner then waits for that.
 """
 
 from typing import Final, final
@@ -58,7 +57,7 @@ def clear_at_start(device: Device, pool_groups: list[PoolGroup]) -> None:
 class PageFiller:
     """Owns its stream, from the first freed slot until `close`."""
 
-    __slots__ = ("_device", "_order", "_pool_groups", "_value", "_stream", "_timeline", "_kept")
+    __slots__ = ("_device", "_order", "_pool_groups", "_value", "_stream", "_timeline")
 
     _device: Final[Device]
     _order: Final[StreamOrder]
@@ -66,8 +65,6 @@ class PageFiller:
     _value: Final[int]
     _stream: int
     _timeline: i64
-    _kept: Final[list[tuple[int, int]]]
-    """Pool group and slot."""
 
     def __init__(self, device: Device, order: StreamOrder, pool_groups: list[PoolGroup], pattern: DebugFill) -> None:
         assert pool_groups[0].tier == CacheTier.GPU_MEM, "only level 0 can be filled"
@@ -77,16 +74,6 @@ class PageFiller:
         self._value = int(pattern)
         self._stream = 0
         self._timeline = _NO_TIMELINE
-        self._kept = []
-
-    @property
-    def num_kept(self) -> int:
-        """Slots that are to be freed with other bytes in them, and were not yet."""
-        return len(self._kept)
-
-    def keep(self, pool_group: i64, slot: i64) -> None:
-        """The slot is freed once with bytes of its next owner in it."""
-        self._kept.append((int(pool_group), int(slot)))
 
     def fill_fresh(self, pool_group: i64, slot: i64, timeline: i64) -> None:
         """A slot that is handed out, and may be touched on that timeline."""
@@ -94,9 +81,6 @@ class PageFiller:
 
     def fill_freed(self, pool_group: i64, slot: i64, point: i64) -> i64:
         """A freed slot, which may be touched after ``point``; returns the point after the fill."""
-        if len(self._kept) > 0 and (int(pool_group), int(slot)) in self._kept:
-            self._kept.remove((int(pool_group), int(slot)))
-            return point
         if self._timeline == _NO_TIMELINE and not self._open_stream():
             return point
         self._order.wait(self._timeline, point)

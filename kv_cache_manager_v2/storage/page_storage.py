@@ -296,15 +296,6 @@ class PageStorage:
             filler.fill_fresh(pool_group, slot, timeline)
         return slot
 
-    def make_locked_page_at(self, page: i64, pool_group: i64, slot: i64, priority: i64) -> None:
-        """`make_locked_page` in a slot that was taken before, and that the owner's stream has waited for."""
-        words = self.rows.words
-        assert words[page * ROW_WORDS + PLACE] == NO_PAGE, "a page was made where there is one"
-        self.digest.record(SLOT, slot)
-        words[page * ROW_WORDS + PLACE] = pack_place(slot, GPU, priority) + ONE_HOLD
-        words[page * ROW_WORDS + LINKS] = LOCKED_ONCE
-        self.num_locked[pool_group] += 1
-
     def free_page(self, page: i64, pool_group: i64, mark: i64) -> None:
         """A locked page that only its one user knew is gone; its slot may be touched after ``mark``."""
         words = self.rows.words

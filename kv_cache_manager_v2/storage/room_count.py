@@ -47,15 +47,13 @@ class RoomCount:
         self._storage = storage
         self._nothing = vec[i64]([0] * storage.num_pool_groups)
 
-    def find_refusal(self, needed: vec[i64], given_back: vec[i64]) -> bool:
-        """Whether ``needed`` slots of level 0 per pool group, after ``given_back`` ones, are not to be had; notes why."""
+    def find_refusal(self, needed: vec[i64]) -> bool:
+        """Whether ``needed`` slots of level 0 per pool group are not to be had; notes why."""
         if self._storage.closed.has_disks:
             self._storage.closed.look()
-        return self.find_onboard_refusal(needed, given_back, self._nothing, self._nothing, self._nothing)
+        return self.find_onboard_refusal(needed, self._nothing, self._nothing, self._nothing)
 
-    def find_onboard_refusal(
-        self, needed: vec[i64], given_back: vec[i64], num_here: vec[i64], num_below: vec[i64], num_freed: vec[i64]
-    ) -> bool:
+    def find_onboard_refusal(self, needed: vec[i64], num_here: vec[i64], num_below: vec[i64], num_freed: vec[i64]) -> bool:
         """The same for a call that also brings ``num_below`` held pages up from lower levels, which frees ``num_freed`` slots
         that others can go to; the caller has looked at the disks.
 
@@ -63,7 +61,7 @@ class RoomCount:
         """
         storage = self._storage
         for pool_group in range(storage.num_pool_groups):
-            asked = needed[pool_group] + num_below[pool_group] - given_back[pool_group]
+            asked = needed[pool_group] + num_below[pool_group]
             free = storage.allocators[pool_group].num_free
             if asked > free:
                 droppable = storage.queues[pool_group].num_pages

@@ -72,16 +72,6 @@ class SlotStore:
         for group in self.pool_groups:
             group.close()
 
-    def keep_bytes(self, pool_group: i64, slot: i64) -> None:
-        """That slot of level 0 is about to be freed, with bytes of its next owner in it: no debug pattern may go there."""
-        if self.filler is not None:
-            self.filler.keep(pool_group, slot)
-
-    @property
-    def num_kept_slots(self) -> int:
-        """Of those that `keep_bytes` named, how many were not freed yet; 0 between calls."""
-        return 0 if self.filler is None else self.filler.num_kept
-
     def free_slot(self, index: i64, slot: i64, point: i64) -> None:
         """The slot may be touched after ``point``."""
         if self.filler is not None and index < len(self.num_locked):

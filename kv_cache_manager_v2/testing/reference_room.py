@@ -17,10 +17,12 @@ class SlotNeed:
     """Pages that a call allocates and releases, per layer group. Between ``least`` and ``most`` the library may
     choose."""
 
-    __slots__ = ("least", "most", "released", "doubtful", "newly_locked")
+    __slots__ = ("least", "most", "least_copied", "most_copied", "released", "doubtful", "newly_locked")
 
     least: Final[list[int]]
     most: Final[list[int]]
+    least_copied: Final[list[int]]  # copies of shared blocks, which are made before anything is released
+    most_copied: Final[list[int]]
     released: Final[list[int]]
     doubtful: Final[list[int]]  # released pages shared by beams that all release them, so that the library need not count them
     newly_locked: Final[list[int]]  # existing pages that no active sequence needed so far
@@ -28,6 +30,8 @@ class SlotNeed:
     def __init__(self, num_groups: int) -> None:
         self.least = [0] * num_groups
         self.most = [0] * num_groups
+        self.least_copied = [0] * num_groups
+        self.most_copied = [0] * num_groups
         self.released = [0] * num_groups
         self.doubtful = [0] * num_groups
         self.newly_locked = [0] * num_groups
@@ -38,13 +42,19 @@ class SlotNeed:
 
     def plus(self, other: "SlotNeed") -> "SlotNeed":
         total = SlotNeed(len(self.least))
-        for group in range(len(self.least)):
-            total.least[group] = self.least[group] + other.least[group]
-            total.most[group] = self.most[group] + other.most[group]
-            total.released[group] = self.released[group] + other.released[group]
-            total.doubtful[group] = self.doubtful[group] + other.doubtful[group]
-            total.newly_locked[group] = self.newly_locked[group] + other.newly_locked[group]
+        for counts, own, others in zip(total._lists(), self._lists(), other._lists(), strict=True):
+            counts[:] = [first + second for first, second in zip(own, others, strict=True)]
         return total
+
+    def copies(self) -> "SlotNeed":
+        """The copies alone."""
+        need = SlotNeed(len(self.least))
+        need.least[:] = self.least_copied
+        need.most[:] = self.most_copied
+        return need
+
+    def _lists(self) -> list[list[int]]:
+        return [self.least, self.most, self.least_copied, self.most_copied, self.released, self.doubtful, self.newly_locked]
 
 
 @mypyc_attr(native_class=True)
@@ -64,22 +74,24 @@ class ReferenceRoom(ReferencePages):
         return need
 
     def slots_of_beams_to_resize(self, sequence: ReferenceSequence, capacity: int, history: int) -> list[SlotNeed]:
-        """The needs of `resize` for beam 0, for beams 0 and 1, and so on, one beam after another."""
-        needs: list[SlotNeed] = []
+        """The needs of `resize`: for the copies of all beams, then also for what beam 0, beams 0 and 1, and so on take and release."""
+        turns: list[SlotNeed] = []
         before: list[ReferenceSequence] = []
-        total = SlotNeed(len(self.rules))
         alone = [self.slots_to_resize(beam, capacity, history) for beam in list_beams(sequence)]
         for beam, by_itself in zip(list_beams(sequence), alone):
             need = self.slots_to_resize(beam, capacity, history)
             for group in range(len(self.rules)):
                 need.doubtful[group] = need.released[group] - by_itself.released[group]
-            total = total.plus(need)
-            needs.append(total)
+            turns.append(need)
             before.append(copy_blocks(beam))
             self._move_beam(beam, capacity, history)
         for beam, old in zip(list_beams(sequence), before):
             restore_blocks(beam, old)
-        return needs
+        totals = [SlotNeed(len(self.rules)) for _ in range(len(turns) + 1)]
+        for position in range(len(totals)):
+            for turn, need in enumerate(turns):
+                totals[position] = totals[position].plus(need if turn < position else need.copies())
+        return totals
 
     def _move_beam(self, beam: ReferenceSequence, capacity: int, history: int) -> None:
         """Move a beam as if it were resized."""
@@ -134,6 +146,9 @@ class ReferenceRoom(ReferencePages):
                     need.released[group] += 1
                 elif did_need and will_need and ordinal >= first_written and self._must_copy(sequence, ordinal):
                     need.add(group, 1)
+                if did_need and first_written <= ordinal < num_blocks and self._must_copy(sequence, ordinal):
+                    need.least_copied[group] += 1
+                    need.most_copied[group] += 1
             if self._scratch_rules:
                 need.add(group, self._scratch_rules[group].compute_num_slots(scratch[group]))
                 need.released[group] += self.num_scratch_slots(sequence, group)
@@ -196,8 +211,11 @@ class ReferenceRoom(ReferencePages):
         is_alone = is_alone and all([tail not in other.path for other in self.sequences.values()])
         is_alone = is_alone and all([tail not in other.adopted.values() for other in self.sequences.values()])
         is_alone = is_alone and all([tail != node for node, _group in self._leased_pages()])
+        num_certain = 1 if is_certain and not is_alone else 0
         for group, rule in enumerate(self.rules):
             if not rule.is_stale(ordinal, history, size):
                 need.most[group] += 1
-                if is_certain and not is_alone:
-                    need.least[group] += 1
+                need.least[group] += num_certain
+            if self.is_needed(sequence, group, ordinal):
+                need.most_copied[group] += 1
+                need.least_copied[group] += num_certain

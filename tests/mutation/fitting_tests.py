@@ -30,7 +30,7 @@ _PROPERTIES = {
     ),
     "sequence": (
         "tests/property/test_finish_orders_exist.py tests/property/test_questions_foretell_resizes.py "
-        "tests/property/test_copies_into_released_slots.py tests/property/test_beams_make_room_for_their_steps.py "
+        "tests/property/test_copies_are_made_first.py tests/property/test_beams_make_room_for_their_steps.py "
         "tests/property/test_snapshots_against_brute_force.py"
     ),
     "storage": "tests/property/test_useless_windowed_pages_go.py",

@@ -100,17 +100,17 @@ def test_wrong_pattern():
 
 
 def test_filling_decides_nothing():
-    """A block is copied into slots that the same step frees: its copy stays whole, in the slots it has without."""
+    """A block is copied while the step frees others: its copy stays whole, in the slots it has without."""
     digests = []
     for pattern in (None, *DebugFill):
-        with KVCacheManager(config_of([None, 8], num_slots=8), device=HostDevice(), debug_fill=pattern) as manager:
+        with KVCacheManager(config_of([None, 8], num_slots=10), device=HostDevice(), debug_fill=pattern) as manager:
             pages = [bytes_of(manager, layer) for layer in (0, 1)]
             kv_cache = manager.create_kv_cache()
             assert kv_cache.resume() and kv_cache.resize(6)
             for group in (0, 1):
                 pages[group][kv_cache.get_base_page_indices(group)[1]] = 5 + group
             kv_cache.commit([1, 2, 3, 4, 5, 6])
-            # Blocks 0 to 3 of both groups fill the pool; then the step at token 6 writes block 1, which is lent, and gives 2 and 3 up.
+            # Blocks 0 to 3 of both groups leave two slots; then the step at token 6 writes block 1, which is lent, and gives 2 and 3 up.
             assert kv_cache.resize(16)
             with kv_cache.reserve_transfer(1, 2) as lease:
                 assert kv_cache.resize(8)

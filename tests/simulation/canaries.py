@@ -189,11 +189,11 @@ CANARIES = (
     Canary(
         "refused resize moves the history",
         "sequence/resize_plan.py",
-        "_plan_without_copy",
-        "if not is_copy_of_tail(turn) or not can_take_tail_back(state):\n"
+        "plan_resize",
+        "if position > 1 or not is_copy_of_tail(turn) or not can_take_tail_back(turn.state):\n"
         "    return None",
-        "if not is_copy_of_tail(turn) or not can_take_tail_back(state):\n"
-        "    state.history = plan.history\n"
+        "if position > 1 or not is_copy_of_tail(turn) or not can_take_tail_back(turn.state):\n"
+        "    turn.state.history = plan.history\n"
         "    return None",
     ),
     Canary(

@@ -83,9 +83,10 @@ class RoomJudge:
         return manager.get_storage_statistics(0)[self._pool_group_of[group]].free > 0
 
     def judge_turns(self, call: str, needs: Sequence[SlotNeed], passed: bool) -> None:
-        """Judge a call on several beams, one after another: ``needs`` of the first, of the first two, and so on."""
+        """Judge a call on several beams, one after another: ``needs`` of all copies, then of the first beam, the first two, and so on."""
         if passed:
-            self.judge(call, needs[-1], True)
+            for need in needs:
+                self.judge(call, need, True)
             return
         refusals: list[ModelDisagreement] = []
         for need in needs:

@@ -47,21 +47,6 @@ def test_slots_that_went_with_a_shrink_come_back_without_a_past() -> None:
     allocator.check()
 
 
-@pytest.mark.parametrize("slot", range(5))
-def test_a_slot_is_taken_out_wherever_it_is(slot: int) -> None:
-    """The others stay, in their order."""
-    allocator, other = SlotAllocator(5, 0), SlotAllocator(5, 0)
-    for one in (allocator, other):
-        for freed in take(one, 5, at_once=True):
-            one.free(freed, 7)
-    allocator.take_out(slot)
-    assert allocator.num_free == 4
-    order = take(other, 5, at_once=False)
-    order.remove(slot)
-    assert take(allocator, 4, at_once=False) == order
-    allocator.check()
-
-
 @pytest.mark.parametrize("used", [[0], [2], [0, 1, 2], [1, 4], [3, 7], []])
 def test_slots_in_use_from_the_start_leave_holes_that_go_first(used: list[int]) -> None:
     allocator = SlotAllocator(8, 0)

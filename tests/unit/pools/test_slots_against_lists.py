@@ -132,13 +132,6 @@ class Work:
         for slot in slots:
             self.plain.release(slot)
 
-    def take_out(self) -> None:
-        for slot in self.pick(set(self.plain.freed))[:2]:
-            self.allocator.take_out(slot)
-            self.plain.freed.remove(slot)
-            self.plain.used.add(slot)
-            self.plain.note_peak()
-
     def set_aside(self) -> None:
         slots = self.pick(self.plain.used)[:4]
         if self.choices.random() < 0.5:
@@ -219,7 +212,7 @@ def test_against_lists(seed: int) -> None:
     """Every call's result, every number and every point are those of plain lists."""
     work = Work(seed)
     steps = (
-        Work.allocate, Work.allocate_many, Work.allocate_many, Work.free, Work.free_as_they_are, Work.free_run, Work.take_out,
+        Work.allocate, Work.allocate_many, Work.allocate_many, Work.free, Work.free_as_they_are, Work.free_run,
         Work.set_aside, Work.take_aside, Work.end_aside, Work.take_peak, Work.grow, Work.shrink,
     )  # fmt: skip
     for _ in range(60):

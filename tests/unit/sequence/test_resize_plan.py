@@ -8,13 +8,7 @@ from small_models import config_of, manager_of, run_prompt
 
 from kv_cache_manager_v2 import HostDevice, KVCacheManager, SwaScratchReuseConfig
 from kv_cache_manager_v2.sequence.beams import list_beams
-from kv_cache_manager_v2.sequence.resize_plan import (
-    CopyWay,
-    ResizePlan,
-    count_peak,
-    plan_resize,
-    will_hold_page,
-)
+from kv_cache_manager_v2.sequence.resize_plan import ResizePlan, plan_resize, will_hold_page
 from kv_cache_manager_v2.sequence.sequence_state import SequenceState
 
 
@@ -43,9 +37,9 @@ def test_new_blocks_of_a_window_and_of_full_attention() -> None:
     with manager_of(windows=[8, None]) as manager, manager.create_kv_cache() as kv_cache:
         assert kv_cache.resume() and kv_cache.resize(10)
         plan = plan_of(kv_cache, 21, 17)
-        assert (plan.num_blocks, plan.way, slots_of(plan)) == (6, CopyWay.NONE, [([6], [], [2])])
-        assert list(count_peak(plan, False)) == [4]
-        assert "blocks 3 to 6" in repr(plan) and "no shared block" in repr(plan)
+        assert (plan.num_blocks, plan.withdraws_tail, slots_of(plan)) == (6, False, [([6], [], [2])])
+        assert list(plan.peak) == [4]
+        assert "blocks 3 to 6, copies []" in repr(plan) and "withdraws" not in repr(plan)
         assert (kv_cache.capacity, kv_cache.history_length) == (10, 0), "a plan changes nothing"
 
 
@@ -87,15 +81,16 @@ def test_sinks_count_beside_the_window() -> None:
         assert state.shared.windows.count_new_pages(0, 2, 12, 9) == 3
 
 
-def test_shared_blocks_are_copied_in_the_way_that_has_room() -> None:
+def test_a_tail_is_copied_or_withdrawn() -> None:
     """6 tokens are 2 blocks, the second published in part by a fork that stopped; going on there needs one slot for the copy."""
-    for num_slots, way in ((3, CopyWay.FIRST), (2, CopyWay.WITHDRAWN)):
+    for num_slots, withdraws in ((3, False), (2, True)):
         with manager_of(num_slots=num_slots, max_util_for_resume=1.0) as manager:
             with run_prompt(manager, [1, 2, 3, 4, 5, 6]) as kv_cache:
                 kv_cache.stop_committing()
                 plan = plan_of(kv_cache, 7, 6)
-                copies = [1] if way is CopyWay.FIRST else []
-                assert (plan.way, plan.turns[0].copies, list(plan.turns[0].copied)) == (way, copies, copies)
+                copies = [] if withdraws else [1]
+                assert (plan.withdraws_tail, plan.turns[0].copies, list(plan.turns[0].copied)) == (withdraws, copies, copies)
+                assert ("withdraws the tail" in repr(plan)) is withdraws
     with manager_of(num_slots=2, max_util_for_resume=1.0) as manager, run_prompt(manager, [1, 2, 3, 4, 5, 6]) as kv_cache:
         with kv_cache.fork() as fork:
             assert fork.is_active
@@ -105,8 +100,8 @@ def test_shared_blocks_are_copied_in_the_way_that_has_room() -> None:
 
 def test_peaks_of_beams_in_turn() -> None:
     """Seven beams with a window of 4 add a block each; 0, 1 and 6 share their blocks, and 3 and 4 theirs: copies for 0, 1 and 3. Beams 2
-    and 5 release their own four blocks; shared ones are not counted. Slots taken after each turn: 2, 4, 1, 3, 4, 1, 2. With all copies
-    made first there are those of later turns besides: 2 + 2, 4 + 1, 1 + 1, then the same."""
+    and 5 release their own four blocks; shared ones are not counted. Slots taken after each turn: 2, 4, 1, 3, 4, 1, 2. All copies are
+    made first, so there are those of later turns besides: 2 + 2, 4 + 1, 1 + 1, then the same."""
     with manager_of(windows=[4]) as manager, run_prompt(manager, [1, 2, 3, 4]) as kv_cache:
         kv_cache.beam_width = 7
         assert kv_cache.resize(28, 4)
@@ -114,7 +109,7 @@ def test_peaks_of_beams_in_turn() -> None:
         plan = plan_of(kv_cache, 29, 26)
         assert [turn.copies for turn in plan.turns] == [[6], [6], [], [6], [], [], []]
         assert [released for _, _, (released,) in slots_of(plan)] == [0, 0, 4, 0, 0, 4, 0]
-        assert list(count_peak(plan, False)) == [4] and list(count_peak(plan, True)) == [5]
+        assert list(plan.peak) == [5]
 
 
 @pytest.mark.parametrize("seed", range(30))
