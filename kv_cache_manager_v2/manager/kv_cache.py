@@ -188,12 +188,13 @@ class KVCache(Handle):
 
         True at once where nothing had to be onboarded. `LoadFailed` if a disk could not read one, or its bytes are not what was
         written: `rewind` to its `first_bad_token`; no other sequence matches that page any more. `LogicError` unless ACTIVE.
-        A call like any other: for the engine's thread alone.
+        From any thread; `BusyError` while another call runs.
         """
-        state = self._state
-        with state.shared.guard:
+        guard = self._state.shared.guard
+        guard.end_interrupted()
+        with guard.readers, self._manager._reading:
             self._require(ACTIVE, "ready")
-            return page_arrivals.are_pages_here(state)
+            return page_arrivals.are_pages_here(self._state)
 
     def prefetch(self, target_level: SupportsIndex = GPU_LEVEL) -> bool:
         """Bring the pages of a SUSPENDED sequence up to a level, so that `resume` finds them nearer; moves none down from above.

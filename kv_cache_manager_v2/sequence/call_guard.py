@@ -1,15 +1,15 @@
 """The door of every public call: ``with guard as journal:`` around the call's body.
 
-One caller at a time: an overlap that can be seen is a `LogicError`. Calls that only look (`Reading`) may come from other threads: they
-take the lock `readers`, and are refused (`BusyError`) while another call runs. A call that comes meanwhile waits for them; where none
-looks it takes no lock, as two plain numbers say so, and CPython switches threads neither in compiled code nor between reading and
-setting one. When an invariant fails inside a call the manager is
-*broken*: that call and every later one raises `CorruptedError` with the first reason. So it is when a call is interrupted in
-the middle of a change that cannot be undone (the device refuses an event, the user presses Ctrl-C): the interruption itself
-is raised, later calls are refused. Ctrl-C may come between any two lines, so all invariants are evaluated after it (`StateChecker`),
-also where no change had begun, and where undoing has failed with another error since. An `AssertionError` that code of the user's
-raised (a callback, an argument's ``__index__``) is no invariant of ours, but an exception like others. Sequences whose handle was
-dropped without `close` wait here; the next call that finds the manager idle closes them, also one that only looks.
+One caller at a time: an overlap that can be seen is a `LogicError`. Calls that only look (`Reading`; `KVCache.ready` too, which notes
+what has arrived) may come from other threads: they take the lock `readers`, and are refused (`BusyError`) while another call runs. A call
+that comes meanwhile waits for them; where none looks it takes no lock, as two plain numbers say so, and CPython switches threads neither in
+compiled code nor between reading and setting one. When an invariant fails inside a call the manager is *broken*: that call and every
+later one raises `CorruptedError` with the first reason. So it is when a call is interrupted in the middle of a change that cannot be
+undone (the device refuses an event, the user presses Ctrl-C): the interruption itself is raised, later calls are refused. Ctrl-C may
+come between any two lines, so all invariants are evaluated after it (`StateChecker`), also where no change had begun, and where undoing
+has failed with another error since. An `AssertionError` that code of the user's raised (a callback, an argument's ``__index__``) is no
+invariant of ours, but an exception like others. Sequences whose handle was dropped without `close` wait here; the next call that finds
+the manager idle closes them, also one that only looks.
 
 Where kernels are plain code of the caller's thread, the end of a call waits for what it has made the streams of sequences wait for
 (`StreamOrder.settle`): the kernels may touch the pages at once.
@@ -194,20 +194,19 @@ class CallGuard(CallDoor):
         self._attention = _IDLE
         if self._must_stay:
             self._attention = _NOT_IDLE
+            self._is_entering = True
             self._stay()
 
     def _stay(self) -> None:
-        """At the end of a call for which something waits."""
-        if len(self._asked) > 0:
-            self._is_entering = True
-            self._attention = _NOT_IDLE
-            try:
+        """At the end of a call for which something waits. No thread may look until it is known whether the next call may go straight on."""
+        try:
+            if len(self._asked) > 0:
                 self._publish()
-            finally:
-                self._is_entering = False
-        self._must_stay = False
-        is_needed = self._reason is not None or len(self._abandoned) > 0 or len(self._asked) > 0 or self.is_foreign
-        is_needed = is_needed or (self.order is not None and self.order.owes)
+            self._must_stay = False
+            is_needed = self._reason is not None or len(self._abandoned) > 0 or len(self._asked) > 0 or self.is_foreign
+            is_needed = is_needed or (self.order is not None and self.order.owes)
+        finally:
+            self._is_entering = False
         # Idle last, with no call in between: an interrupt leaves the closer look, another thread's reason is seen.
         if is_needed or self._must_stay:
             self._must_stay = True
@@ -224,6 +223,12 @@ class CallGuard(CallDoor):
 
     def _leave_after(self, error: BaseException) -> None:
         """Apart from `__exit__`: compiled, the name of an exception class is looked up each time."""
+        raised = self._record_error(error)
+        self._leave()
+        _raise_instead(raised, error)
+
+    def _record_error(self, error: BaseException) -> BaseException:
+        """A call has raised; returns what the caller gets instead: the interruption before the error, or that the manager is broken."""
         raised: BaseException = error
         interruption = _find_interruption(error)
         if interruption is not None:
@@ -232,11 +237,7 @@ class CallGuard(CallDoor):
         elif isinstance(error, AssertionError):
             raised = self._fail(error)
         self.journal.discard()
-        self._leave()
-        if interruption is not None and raised is not error:
-            raise raised
-        if raised is not error:
-            raise raised from error
+        return raised
 
     def become_foreign(self) -> None:
         self.is_foreign = True
@@ -270,6 +271,8 @@ class CallGuard(CallDoor):
             raise _two_calls()
         if self._is_read:
             self._wait_for_reader()
+        # A look that has ended since took the guard for idle.
+        self._attention = _NOT_IDLE
         self._is_entering = True
         self._busy = True
         try:
@@ -357,13 +360,11 @@ class CallGuard(CallDoor):
 
     def fail_reading(self, error: BaseException) -> None:
         """`end_reading` after an error, which is raised, or says that the manager is broken."""
-        raised: BaseException = error
-        if isinstance(error, AssertionError):
-            raised = self._fail(error)
-        self.journal.discard()
+        raised = self._record_error(error)
+        if self._changes.num_begun > 0:
+            self._record_interruption()
         self.end_reading()
-        if raised is not error:
-            raise raised from error
+        _raise_instead(raised, error)
 
     def ask_for_snapshot(self) -> Lock:
         """From a thread that was refused: the call that runs publishes at its end, and then releases the lock."""
@@ -458,6 +459,14 @@ class Reading:
             self._guard.end_reading()
         else:
             self._guard.fail_reading(error)
+
+
+def _raise_instead(raised: BaseException, error: BaseException) -> None:
+    if raised is error:
+        return
+    if isinstance(raised, Exception):
+        raise raised from error
+    raise raised
 
 
 def _two_calls() -> LogicError:

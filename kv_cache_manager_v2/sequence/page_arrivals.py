@@ -142,6 +142,8 @@ def are_pages_here(state: SequenceState) -> bool:
     if not are_reads_here(state):
         return False
     settle_arrivals(state)
+    # Here, as the end of a look settles nothing.
+    order.settle()
     return True
 
 

@@ -134,6 +134,17 @@ def fork(server: Server) -> Callable[[], object]:
     return server.begin("resume", "resize").fork
 
 
+def ready(server: Server) -> Callable[[], object]:
+    """A call that only looks, and notes what has arrived."""
+    kv_cache = server.begin("resume", "resize")
+    kv_cache.suspend()
+    for last in range(3):
+        server.serve([400 + last, *range(410, 450)])
+    assert kv_cache.resume(wait=False)
+    server.engine.synchronize()
+    return lambda: kv_cache.ready
+
+
 def prefetch(server: Server) -> Callable[[], object]:
     return lambda: server.manager.prefetch([*STEM, 100, 200, 201, 202, 203])
 
@@ -166,7 +177,7 @@ def cut(call: Callable[[Server], Callable[[], object]], at: int) -> tuple[Server
 @pytest.mark.skipif(is_compiled(), reason="compiled code has no lines between which it could be interrupted")
 @pytest.mark.parametrize(
     "call",
-    [create, resume, resize, small_step, commit, commit_what_is_cached, suspend, close, fork, prefetch, retain, shrink],
+    [create, resume, resize, small_step, commit, commit_what_is_cached, suspend, close, fork, ready, prefetch, retain, shrink],
     ids=lambda call: call.__name__,
 )
 def test_at_every_line(call: Callable[[Server], Callable[[], object]], caplog: pytest.LogCaptureFixture) -> None:

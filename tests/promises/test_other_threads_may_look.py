@@ -7,7 +7,7 @@ meanwhile waits; it is never refused because another thread looks.
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
@@ -16,9 +16,13 @@ from types import GetSetDescriptorType
 from typing import Any
 
 import pytest
-from kv_cache_manager_v2 import BusyError, HostDevice, KVCache, KVCacheManager, LogicError
+from kv_cache_manager_v2 import (
+    BufferId, BusyError, DataRole, HostDevice, KVCache, KVCacheManager, LayerGroupId, LayerId, LogicError, PageIndexMode,
+)  # fmt: skip
 from kv_cache_manager_v2.testing.journal_rerun import rerun
 from small_models import config_of, manager_of, run_prompt
+from tiered_models import TOKENS_PER_BLOCK, Bench, tiered_config
+from unit.device.fake_files import FakeFiles
 
 NUM_REQUESTS = 60
 
@@ -58,8 +62,10 @@ def look(manager: KVCacheManager) -> None:
         pass
 
 
-def serve_watched(manager: KVCacheManager, questions: list[Callable[[KVCacheManager], None]]) -> bytes:
-    """`serve`, while each question is asked over and over again, from a thread of its own."""
+def serve_watched(
+    manager: KVCacheManager, questions: Sequence[Callable[[KVCacheManager], None]], serve: Callable[[KVCacheManager], bytes] = serve
+) -> bytes:
+    """``serve``, while each question is asked over and over again, from a thread of its own."""
     errors: list[BaseException] = []
     is_over = threading.Event()
     begun = threading.Barrier(len(questions) + 1)
@@ -104,32 +110,81 @@ def test_looking_from_other_threads_changes_nothing(tmp_path: Path) -> None:
 
 
 def list_facts(handle: type) -> list[str]:
-    """But `ready`, which looks at the device and so is a call of the engine's thread."""
-    names = [name for name in dir(handle) if name[0] != "_" and name != "ready"]
+    names = [name for name in dir(handle) if name[0] != "_"]
     return [name for name in names if isinstance(getattr(handle, name), (property, GetSetDescriptorType))]
+
+
+KEY = DataRole("key")
+LOOKS: dict[str, Callable[[KVCacheManager], object]] = {
+    **{f"KVCacheManager.{name}": attrgetter(name) for name in list_facts(KVCacheManager)},
+    "KVCacheManager.check_invariants": KVCacheManager.check_invariants,
+    "KVCacheManager.clamp_max_seq_len_for_mem": lambda manager: manager.clamp_max_seq_len_for_mem(2, 100),
+    "KVCacheManager.describe": KVCacheManager.describe,
+    "KVCacheManager.get_aggregated_pages": lambda manager: list(manager.get_aggregated_pages([BufferId(LayerId(0), KEY)])),
+    "KVCacheManager.get_layer_group_id": lambda manager: manager.get_layer_group_id(LayerId(0)),
+    "KVCacheManager.get_mem_pool_base_address": lambda manager: manager.get_mem_pool_base_address(LayerId(0), KEY),
+    "KVCacheManager.get_page_index_converter": lambda manager: manager.get_page_index_converter(LayerId(0), KEY),
+    "KVCacheManager.get_page_index_scale": lambda manager: manager.get_page_index_scale(LayerId(0), KEY),
+    "KVCacheManager.get_page_index_upper_bound": lambda manager: manager.get_page_index_upper_bound(LayerId(0), KEY),
+    "KVCacheManager.get_page_stride": lambda manager: manager.get_page_stride(LayerId(0), KEY),
+    "KVCacheManager.get_quota": lambda manager: manager.get_quota(0),
+    "KVCacheManager.get_statistics": KVCacheManager.get_statistics,
+    "KVCacheManager.get_storage_statistics": KVCacheManager.get_storage_statistics,
+    "KVCacheManager.life_cycle_of_group": lambda manager: manager.life_cycle_of_group(LayerGroupId(0)),
+    "KVCacheManager.probe_reuse": lambda manager: manager.probe_reuse(None, [1] * 40),
+    "KVCacheManager.state_digest": KVCacheManager.state_digest,
+    "KVCacheManager.supports_index_mode": lambda manager: manager.supports_index_mode(PageIndexMode.PER_LAYER),
+}
+"""Each fact of a manager and of its open sequences, and each call that looks, by name."""
+
+
+def of_each_sequence(look: Callable[[KVCache], object]) -> Callable[[KVCacheManager], object]:
+    return lambda manager: [look(sequence) for sequence in manager.open_kv_caches]
+
+
+LOOKS.update({f"KVCache.{name}": of_each_sequence(attrgetter(name)) for name in list_facts(KVCache)})
+LOOKS["KVCache.get_aggregated_page_indices"] = of_each_sequence(
+    lambda sequence: list(sequence.get_aggregated_page_indices(LayerGroupId(0)))
+)
+LOOKS["KVCache.get_base_page_indices"] = of_each_sequence(lambda sequence: list(sequence.get_base_page_indices(LayerGroupId(1))))
+LOOKS["KVCache.get_scratch_desc"] = of_each_sequence(lambda sequence: sequence.get_scratch_desc(LayerGroupId(1)))
+LOOKS["KVCache.supports_index_mode"] = of_each_sequence(lambda sequence: sequence.supports_index_mode(PageIndexMode.PER_LAYER))
+
+CALLS_OF_THE_ENGINE = {
+    "KVCacheManager": (
+        "adjust advance_clock can_finish clear_reusable_blocks commit_batch create_kv_cache demote find_refusal flush_journal freeze "
+        "get_iteration_statistics invalidate_reuse_scope keep_restored pool_view prefetch ready record_block_times release resize "
+        "resize_batch restored retain shutdown state_layer_group_id time_transfers"
+    ),
+    "KVCache": (
+        "Status close commit commit_input commit_tree find_refusal fork get_ssm_block_base_index plan_committed_block_drop prefetch "
+        "publish_planned reorder_beams reserve_transfer resize resume rewind set_base_page_index_buf stop_committing suspend "
+        "take_changed_blocks"
+    ),
+}
+"""They change something, or take the whole manager while they answer. (The two of recurrent state: these layers have none.)"""
+
+
+def test_each_public_name_looks_or_is_a_call_of_the_engine() -> None:
+    for handle in (KVCacheManager, KVCache):
+        calls = {f"{handle.__name__}.{name}" for name in CALLS_OF_THE_ENGINE[handle.__name__].split()}
+        looks = {name for name in LOOKS if name.startswith(handle.__name__ + ".")}
+        assert not calls & looks
+        assert calls | looks == {f"{handle.__name__}.{name}" for name in dir(handle) if name[0] != "_"}
 
 
 def test_calls_that_look_see_no_half_call() -> None:
     """Each fact and each call that looks answers, or says that a call runs; none takes what it sees for a corrupted manager."""
-    looks: dict[str, Callable[[KVCacheManager], object]] = {name: attrgetter(name) for name in list_facts(KVCacheManager)}
-    looks["facts of sequences"] = lambda manager: [
-        [getattr(sequence, name) for name in list_facts(KVCache)] for sequence in manager.open_kv_caches
-    ]
-    looks["check_invariants"] = KVCacheManager.check_invariants
-    looks["describe"] = KVCacheManager.describe
-    looks["state_digest"] = KVCacheManager.state_digest
-    looks["get_quota"] = lambda manager: manager.get_quota(0)
-    looks["clamp"] = lambda manager: manager.clamp_max_seq_len_for_mem(2, 100)
-    num_answers = dict.fromkeys(looks, 0)
+    num_answers = dict.fromkeys(LOOKS, 0)
 
     def look_everywhere(manager: KVCacheManager) -> None:
-        for name, ask in looks.items():
+        for name, ask in LOOKS.items():
             try:
                 ask(manager)
                 num_answers[name] += 1
             except LogicError as error:
                 # Between two facts of a sequence the engine may have suspended it, too.
-                assert re.search(r"another call|another thread|close\(\)|is ACTIVE", str(error)), name
+                assert re.search(r"another call|another thread|close\(\)|is closed|is ACTIVE", str(error)), name
 
     with threads_take_turns_often(), manager_of([None, 8], num_slots=24) as manager:
         expected = serve(manager)
@@ -137,6 +192,46 @@ def test_calls_that_look_see_no_half_call() -> None:
         assert serve_watched(manager, [look_everywhere, look_everywhere]) == expected
         manager.check_invariants()
     assert 0 not in num_answers.values()
+
+
+def test_other_threads_ask_whether_a_sequence_is_ready() -> None:
+    """Its pages come from a disk. Once the answer is yes, the bytes are there; asking changes no decision."""
+    answers: list[bool] = []
+
+    def are_ready(manager: KVCacheManager) -> None:
+        for sequence in manager.open_kv_caches:
+            try:
+                answers.append(sequence.ready)
+            except LogicError as error:
+                assert isinstance(error, BusyError) or "is ACTIVE" in str(error), error
+
+    def serve_from_disk(num_watchers: int) -> bytes:
+        files = FakeFiles()
+        with Bench(tiered_config(8, [("disk", 40)]), HostDevice(files=files)) as bench:
+            sequences = [bench.suspended(number, 5 * TOKENS_PER_BLOCK) for number in range(6)]
+
+            def bring_up(manager: KVCacheManager) -> bytes:
+                for sequence in sequences * 3:
+                    files.hold()
+                    assert sequence.resume(wait=False)
+                    del answers[:]
+                    while num_watchers > 0 and False not in answers:
+                        sys.stdout.flush()
+                    files.let_go()
+                    while not sequence.ready:
+                        sys.stdout.flush()
+                    bench.check(sequence)
+                    sequence.suspend()
+                return manager.state_digest()
+
+            digest = serve_watched(bench.manager, [are_ready] * num_watchers, bring_up)
+            bench.manager.check_invariants()
+            for sequence in sequences:
+                sequence.close()
+        return digest
+
+    with threads_take_turns_often():
+        assert serve_from_disk(2) == serve_from_disk(0)
 
 
 def test_scrapes_come_from_other_threads() -> None:

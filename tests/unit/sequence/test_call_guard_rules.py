@@ -110,16 +110,14 @@ class Guarded:
             raise_inside(AssertionError("a page is lost"))
 
     def look(self) -> None:
-        body = self.random.choice(("nothing", "nothing", "error", "interrupt", "theirs", "ours"))
+        bodies = ("nothing", "nothing", "change", "error", "interrupt", "theirs", "ours", "half error", "half interrupt")
+        body = self.random.choice(bodies)
         self.checker.fails = self.random.random() < 0.1
-        if body == "ours" and self.random.random() < 0.8:
+        if body in ("ours", "half error", "half interrupt") and self.random.random() < 0.8:
             body = "nothing"
-        kinds = {"error": RuntimeError, "interrupt": KeyboardInterrupt, "theirs": AssertionError, "ours": CorruptedError}
-        expected = CorruptedError if self.reason is not None else self._close()
+        expected = self._enter()
         if expected is None:
-            expected = kinds.get(body)
-            if body == "ours":
-                self.reason = "a page is lost"
+            expected = self._end(body)
         raised: BaseException | None = None
         try:
             with self.guard.readers, Reading(self.guard):
@@ -155,6 +153,14 @@ class Guarded:
         return None
 
     def _leave(self, body: str) -> type[BaseException] | None:
+        expected = self._end(body)
+        is_published = len(self.asked) > 0 or body == "ask"
+        if is_published and self.reason is None and self.guard.publisher is not None:
+            self.num_published += 1
+        return expected
+
+    def _end(self, body: str) -> type[BaseException] | None:
+        """What a call raises, or a look, and whether the manager is broken then."""
         expected: type[BaseException] | None = None
         if "error" in body:
             expected = RuntimeError
@@ -169,9 +175,6 @@ class Guarded:
                 self._look_after(KeyboardInterrupt())
         if "half" in body:
             self.reason = MIDDLE
-        is_published = len(self.asked) > 0 or body == "ask"
-        if is_published and self.reason is None and self.guard.publisher is not None:
-            self.num_published += 1
         return expected
 
     def _look_after(self, error: BaseException) -> None:
