@@ -345,7 +345,7 @@ class SequenceState:
         if (
             self.status != ACTIVE
             or self.has_beams
-            or self.recurrent.snapshot_plan is not None
+            or self.shared.has_state
             or self.tail.is_shared
             or len(self.arrivals.points) > 0
             or self.scratch.is_enabled

@@ -57,16 +57,18 @@ def is_small_commit(state: SequenceState) -> bool:
     """Whether there is room for one more token, and the block goes on after it. Steps of other sequences do not change that."""
     num_committed = state.num_committed + 1
     return (
-        state.status == ACTIVE
-        and state.tail.is_committing
-        and not state.shared.has_state
-        and len(state.arrivals.points) == 0
-        and not state.has_beams
-        and num_committed <= state.capacity
+        num_committed <= state.capacity
         and num_committed < state.next_window_move
-        and state.tail.count + 1 < state.shared.tokens_per_block
         and state.forked_end <= state.num_published
+        and (state.next_slow_capacity > 0 or _is_plain(state))
+        and state.tail.is_committing
+        and state.tail.count + 1 < state.shared.tokens_per_block
     )
+
+
+def _is_plain(state: SequenceState) -> bool:
+    """Whether a commit concerns nothing but the sequence's own tokens. A bound on its capacity is kept only where that is so."""
+    return state.status == ACTIVE and not state.shared.has_state and len(state.arrivals.points) == 0 and not state.has_beams
 
 
 def make_small_commit(state: SequenceState, token: i32) -> None:
