@@ -46,6 +46,7 @@ from .config.batch_desc import BatchDesc, KVCacheDesc
 from .config.cache_tier_config import (
     CacheTierConfig,
     DiskCacheTierConfig,
+    ExternalCacheTierConfig,
     GpuCacheTierConfig,
     HostCacheTierConfig,
 )
@@ -59,6 +60,7 @@ from .config.scratch_reuse_config import SwaScratchReuseConfig
 from .config.snapshot_policy import SnapshotPolicy
 from .device.cuda_device import CudaDevice
 from .device.file_port import FilePort
+from .device.external_device import ExternalDevice
 from .device.host_device import HostDevice
 from .device.port import CopyBatch, Device, HostKernel, MemoryAccess
 from .device.selection import default_device
@@ -216,6 +218,8 @@ __all__ = [
     "DropReason",
     "DropStatistics",
     "EvictionPolicy",
+    "ExternalCacheTierConfig",
+    "ExternalDevice",
     "ExpandedBuffer",
     "FilePort",
     "FinishPlan",

@@ -76,6 +76,8 @@ class Clock(StatisticsClock):
 class World:
     """What the examples work on. Made when it is asked for, since most wrong calls need little of it, or nothing."""
 
+    make_device: Callable[[], library.Device] = HostDevice
+
     def __init__(self) -> None:
         self._made: dict[str, Any] = {}
         self._managers: list[KVCacheManager] = []
@@ -87,7 +89,7 @@ class World:
         return made
 
     def _open(self, config: KVCacheManagerConfig, **arguments: Any) -> KVCacheManager:
-        manager = KVCacheManager(config, device=HostDevice(), **arguments)
+        manager = KVCacheManager(config, device=type(self).make_device(), **arguments)
         self._managers.append(manager)
         return manager
 
@@ -172,7 +174,7 @@ class World:
         def make() -> KVCacheEventIndex:
             assert self.active.is_active
             index = KVCacheEventIndex()
-            index.apply_snapshot(_event_manager(self).snapshot())
+            index.apply_snapshot(event_manager(self).snapshot())
             return index
 
         return self._once("index", make)
@@ -244,7 +246,7 @@ def _with_input(world: World) -> KVCache:
     return kv_cache
 
 
-def _decode_batch(world: World) -> DecodeBatch:
+def decode_batch(world: World) -> DecodeBatch:
     batch = DecodeBatch(world.manager, 4, 16)
     batch.join(world.active)
     return batch
@@ -262,6 +264,9 @@ CALLS: dict[str, Callable[[World], Example]] = {
     "GpuCacheTierConfig": lambda w: (
         GpuCacheTierConfig,
         {"quota": 4096, "eviction_policy": library.EvictionPolicy.LRU, "max_quota": 8192},
+    ),
+    "ExternalCacheTierConfig": lambda w: (
+        library.ExternalCacheTierConfig, {"slot_counts": [64], "eviction_policy": library.EvictionPolicy.LRU}
     ),
     "HostCacheTierConfig": lambda w: (
         HostCacheTierConfig,
@@ -485,8 +490,8 @@ CALLS: dict[str, Callable[[World], Example]] = {
     "BatchPageTable.update": lambda w: (w.table.update, {"num_input_tokens": [2]}),
     "DecodeBatch": lambda w: (DecodeBatch, {"manager": w.manager, "max_num_sequences": 4, "max_num_blocks": 16}),
     "DecodeBatch.join": lambda w: (DecodeBatch(w.manager, 4, 16).join, {"kv_cache": w.active}),
-    "DecodeBatch.leave": lambda w: (_decode_batch(w).leave, {"kv_cache": w.active}),
-    "DecodeBatch.step": lambda w: (_decode_batch(w).step, {"tokens": [7], "num_inputs": 1}),
+    "DecodeBatch.leave": lambda w: (decode_batch(w).leave, {"kv_cache": w.active}),
+    "DecodeBatch.step": lambda w: (decode_batch(w).step, {"tokens": [7], "num_inputs": 1}),
     "StridedPages": lambda w: (StridedPages, {"layer_group_id": 0}),
     "DensePages": lambda w: (DensePages, _LAYER | {"index_mode": _SHARED}),
     "PageIndexConverter": lambda w: (
@@ -511,10 +516,10 @@ CALLS: dict[str, Callable[[World], Example]] = {
         {"max_kv_event_entries": 8, "hash_algo": "sha256", "attention_dp_rank": 1, "partial_blocks": True},
     ),
     "KVCacheEventManager.get_latest_events": lambda w: (KVCacheEventManager(8).get_latest_events, {"timeout_ms": 0.0}),
-    "KVCacheEventManager.snapshot": lambda w: (_event_manager(w).snapshot, {"flush": True}),
+    "KVCacheEventManager.snapshot": lambda w: (event_manager(w).snapshot, {"flush": True}),
     "KVCacheEventIndex": lambda w: (KVCacheEventIndex, {"max_waiting_events": 8}),
     "KVCacheEventIndex.apply": lambda w: (w.index.apply, {"events": []}),
-    "KVCacheEventIndex.apply_snapshot": lambda w: (w.index.apply_snapshot, {"snapshot": _event_manager(w).snapshot()}),
+    "KVCacheEventIndex.apply_snapshot": lambda w: (w.index.apply_snapshot, {"snapshot": event_manager(w).snapshot()}),
     "KVCacheEventIndex.find": lambda w: (w.index.find, {"block_hash": _block_hash()}),
     "KVCacheEventIndex.count_leading_blocks": lambda w: (
         w.index.count_leading_blocks,
@@ -568,14 +573,14 @@ CALLS: dict[str, Callable[[World], Example]] = {
     "PrometheusExporter": lambda w: (
         library.PrometheusExporter,
         {
-            "manager": w.manager, "registry": _registry(), "labels": {"rank": "0"}, "event_manager": _event_manager(w),
+            "manager": w.manager, "registry": registry(), "labels": {"rank": "0"}, "event_manager": event_manager(w),
             "shared_level": None, "clock": Clock(),
         },
     ),
     "KVCacheEventPublisher": lambda w: (
         library.KVCacheEventPublisher,
         {
-            "event_manager": _event_manager(w), "bind": "inproc://unused", "endpoint": "inproc://events",
+            "event_manager": event_manager(w), "bind": "inproc://unused", "endpoint": "inproc://events",
             "replay_endpoint": "inproc://replay", "snapshot_endpoint": "inproc://snapshots", "connect": "inproc://router", "curve": _CURVE,
             "curve_consumers": [_CURVE],
             "heartbeat_seconds": 1.0, "topic": "a", "data_parallel_rank": 0, "dialect": "map",
@@ -590,7 +595,7 @@ CALLS: dict[str, Callable[[World], Example]] = {
     ),
     "SimulatedDevice": lambda w: (
         SimulatedDevice,
-        {"seed": 1, "eager": None, "total_bytes": 1 << 20, "granularity_bytes": 64, "log_length": 16},
+        {"seed": 1, "eager": None, "total_bytes": 1 << 20, "granularity_bytes": 64, "log_length": 16, "is_external": False},
     ),
     "SimulatedDevice.step": lambda w: (w.device.step, {"max_operations": 1}),
     "FakeEngine": lambda w: (
@@ -610,13 +615,13 @@ CALLS: dict[str, Callable[[World], Example]] = {
 }
 
 
-def _event_manager(world: World) -> KVCacheEventManager:
+def event_manager(world: World) -> KVCacheEventManager:
     manager = world.manager.event_manager
     assert manager is not None
     return manager
 
 
-def _registry() -> Any:
+def registry() -> Any:
     return __import__("prometheus_client").CollectorRegistry()
 
 
@@ -649,7 +654,7 @@ LEFT_OUT: dict[str, str] = {
 """Constructors and functions, and of the classes of `_METHODS_LEFT_OUT` everything."""
 
 _METHODS_LEFT_OUT: dict[str, str] = {
-    **dict.fromkeys(("CopyBatch", "CudaDevice", "HostDevice", "Device"), _PORT),
+    **dict.fromkeys(("CopyBatch", "CudaDevice", "ExternalDevice", "HostDevice", "Device"), _PORT),
     **dict.fromkeys(
         (
             "BlockTable CsrTable OffsetTable SlotMapping BlockTimes TransferTimes LifeCycleRegistry TimeHistogram"
@@ -708,7 +713,7 @@ def _is_dataclass(node: ast.ClassDef) -> bool:
     return any(["dataclass" in ast.unparse(decorator) for decorator in node.decorator_list])
 
 
-def _calls_of_class(cls: type) -> dict[str, Call]:
+def calls_of_class(cls: type) -> dict[str, Call]:
     found: dict[str, Call] = {}
     for base in reversed([base for base in cls.__mro__ if base.__module__.startswith(library.__name__)]):
         node = _class_node(base)
@@ -744,10 +749,10 @@ def _handles(world: World) -> dict[str, Any]:
         "CommittedBlockDrop": world.suspended.plan_committed_block_drop(),
         "PoolView": manager.pool_view(LayerId(0), _KEY),
         "BatchPageTable": world.table,
-        "DecodeBatch": _decode_batch(world),
-        "KVCacheEventManager": _event_manager(world),
+        "DecodeBatch": decode_batch(world),
+        "KVCacheEventManager": event_manager(world),
         "StatisticsLog": library.StatisticsLog(manager),
-        "PrometheusExporter": library.PrometheusExporter(manager, registry=_registry()),
+        "PrometheusExporter": library.PrometheusExporter(manager, registry=registry()),
     }
 
 
@@ -772,7 +777,7 @@ def make_uses(world: World) -> dict[str, Callable[[], Any]]:
     """Every public call and property of what works with one manager, ready to be called, by name; constructors that take it too."""
     uses: dict[str, Callable[[], Any]] = {}
     for class_name, handle in _handles(world).items():
-        for name, call in _calls_of_class(type(handle)).items():
+        for name, call in calls_of_class(type(handle)).items():
             member = name.partition(".")[2].rstrip("=")
             if member == "" or name in ("KVCacheEventManager.bind", "KVCacheEventManager.require_unbound"):
                 continue
@@ -802,7 +807,7 @@ def find_calls() -> list[Call]:
             value = getattr(module, name)
             if inspect.isclass(value) and value.__name__ == name and value.__module__.startswith(library.__name__):
                 if not issubclass(value, (BaseException, enum.Enum)) and not _is_abstract(value):
-                    found.update(_calls_of_class(value))
+                    found.update(calls_of_class(value))
             elif callable(value) and getattr(value, "__module__", "").startswith(library.__name__) and not inspect.isclass(value):
                 source = Path(library.__file__ or "").parent.parent / (value.__module__.replace(".", "/") + ".py")
                 for node in ast.parse(source.read_text()).body:

@@ -43,7 +43,7 @@ from kv_cache_manager_v2.device.read_only_files import ReadOnlyFiles
 from kv_cache_manager_v2.device.stripe import Stripe
 from kv_cache_manager_v2.device.striped_files import StripedFiles
 from kv_cache_manager_v2.device.wakeup import Wakeup
-from kv_cache_manager_v2.replay.bookkeeping_device import BookkeepingDevice
+from kv_cache_manager_v2.device.external_device import ExternalDevice
 from kv_cache_manager_v2.replay.console import PlainConsole
 from kv_cache_manager_v2.replay.live_console import LiveConsole
 from kv_cache_manager_v2.replay.presets import LayerShape
@@ -236,7 +236,7 @@ class Samples:
             times if times is not None else BlockTimes(clock),
             manager.pool_view(LayerId(0), "key"),
             manager.time_transfers(),
-            BookkeepingDevice(),
+            ExternalDevice(),
             CopyBatch(tiers.GPU_MEM, tiers.HOST_MEM, 64),
             MemoryRange(device, tiers.HOST_MEM, 1 << 16),
             OsFiles(),

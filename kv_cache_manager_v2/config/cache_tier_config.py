@@ -9,12 +9,13 @@ above has seen come back so far; others are dropped. It spares a disk's wear and
 """
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from mypy_extensions import mypyc_attr
 
-from ..base.checks import require_path, to_text
+from ..base.checks import require_path, to_int_within, to_text
 from ..base.ids import CacheTier
 from .config_value import ConfigValue, given, take_float, take_int, take_optional_int, take_text, to_tuple, validate_bool
 from .eviction_policy import EvictionPolicy, to_eviction_policy
@@ -23,6 +24,8 @@ from .model_id import ModelId
 
 DEFAULT_GROWTH: Final = 8
 LEAST_MAX_QUOTA: Final = 64 << 20
+MAX_SLOTS: Final = 2**31 - 2
+"""Of a pool group: base page indices are int32."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,35 @@ class GpuCacheTierConfig(ConfigValue):
     def tier(self) -> CacheTier:
         """The kind of memory."""
         return CacheTier.GPU_MEM
+
+
+@dataclass(frozen=True)
+@mypyc_attr(native_class=False)
+class ExternalCacheTierConfig(ConfigValue):
+    """Memory that the engine owns, where the manager hands out slot numbers and touches no byte: ``slot_counts`` by pool group.
+
+    It is the only tier, and takes no copies: `KVCacheManagerConfig.takes_no_copies` says what that excludes. The null slot of
+    `reserve_null_slot` is not counted.
+    """
+
+    slot_counts: Sequence[int]
+    eviction_policy: EvictionPolicy = EvictionPolicy.LEARNED
+
+    def __post_init__(self) -> None:
+        name = "ExternalCacheTierConfig.slot_counts"
+        counts = [int(to_int_within(count, f"each of {name}", 1, MAX_SLOTS)) for count in to_tuple(given(self, "slot_counts"), name)]
+        object.__setattr__(self, "slot_counts", tuple(counts))
+        to_eviction_policy(given(self, "eviction_policy"), "ExternalCacheTierConfig.eviction_policy")
+
+    @property
+    def tier(self) -> CacheTier:
+        """The kind of memory."""
+        return CacheTier.GPU_MEM
+
+    @property
+    def quota(self) -> int:
+        """Bytes of the manager: none."""
+        return 0
 
 
 @dataclass(frozen=True)
@@ -143,11 +175,13 @@ def _take_paths(tier: DiskCacheTierConfig) -> None:
         raise ValueError(f"DiskCacheTierConfig has the paths {', '.join([repr(path) for path in tier.paths])}: each must be another folder")
 
 
-CacheTierConfig: TypeAlias = GpuCacheTierConfig | HostCacheTierConfig | DiskCacheTierConfig
+CacheTierConfig: TypeAlias = GpuCacheTierConfig | ExternalCacheTierConfig | HostCacheTierConfig | DiskCacheTierConfig
 
 
 def compute_max_quota(tier: CacheTierConfig, total_bytes: int) -> int:
     """The largest quota that the tier may get, on a device with so many bytes of its kind. A disk's files may take all that there is."""
+    if isinstance(tier, ExternalCacheTierConfig):
+        return 0
     if isinstance(tier, DiskCacheTierConfig):
         return max(tier.quota, total_bytes)
     if tier.max_quota is not None:

@@ -5,7 +5,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, Final
 
 from .batch_desc import BatchDesc, KVCacheDesc
-from .cache_tier_config import DiskCacheTierConfig, GpuCacheTierConfig, HostCacheTierConfig
+from .cache_tier_config import DiskCacheTierConfig, ExternalCacheTierConfig, GpuCacheTierConfig, HostCacheTierConfig
 from .config_value import ConfigValue
 from .eviction_policy import EvictionPolicy
 from .layer_config import AttentionLayerConfig, BufferConfig, SsmLayerConfig
@@ -24,6 +24,7 @@ _CLASSES: Final[dict[str, Any]] = {
         BatchDesc,
         BufferConfig,
         DiskCacheTierConfig,
+        ExternalCacheTierConfig,
         GpuCacheTierConfig,
         HostCacheTierConfig,
         KVCacheDesc,

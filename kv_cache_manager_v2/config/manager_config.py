@@ -14,7 +14,7 @@ from mypy_extensions import mypyc_attr
 from ..base.checks import to_number
 from ..base.ids import CacheTier
 from .batch_desc import BatchDesc
-from .cache_tier_config import CacheTierConfig, DiskCacheTierConfig, GpuCacheTierConfig, HostCacheTierConfig
+from .cache_tier_config import CacheTierConfig, DiskCacheTierConfig, ExternalCacheTierConfig, GpuCacheTierConfig, HostCacheTierConfig
 from .config_value import (
     ConfigValue,
     given,
@@ -129,6 +129,8 @@ class KVCacheManagerConfig(ConfigValue):
         validate_bool(self, "enable_stats", "enable_stats")
         validate_bool(self, "allow_seq_rebasing", "allow_seq_rebasing")
         take_float(self, "block_times_sampling", "block_times_sampling", 0, 1)
+        if self.takes_no_copies:
+            self._validate_external()
 
     def _validate_durable_tier(self) -> None:
         last = len(self.cache_tiers) - 1
@@ -144,6 +146,27 @@ class KVCacheManagerConfig(ConfigValue):
                         "is durable; use write_policy='back'"
                     )
 
+    def _validate_external(self) -> None:
+        has_state = any([isinstance(layer, SsmLayerConfig) for layer in self.layers])
+        for is_refused, found, way_out in (
+            (len(self.cache_tiers) > 1, f"cache_tiers has {len(self.cache_tiers)} tiers", "give no tier below it"),
+            (self.write_policy != "back", f"write_policy is {self.write_policy!r}", "use 'back'"),
+            (has_state, "an SsmLayerConfig has snapshots, which are copies", "give an AttentionLayerConfig with sliding_window_size=2"),
+            (self.enable_partial_reuse, "enable_partial_reuse is True, and a part of a block is reused as a copy", "give False"),
+            (self.allow_seq_rebasing, "allow_seq_rebasing is True, and the engine is told an index once", "give False"),
+            (self.swa_scratch_reuse is not None, "swa_scratch_reuse divides slots into the layers' own bytes", "leave it out"),
+            (self.typical_step is not None, "typical_step divides bytes between pool groups", "leave it out"),
+            (self.initial_pool_ratio is not None, "initial_pool_ratio divides bytes between pool groups", "leave it out"),
+        ):
+            if is_refused:
+                raise ValueError(f"cache_tiers[0] is an ExternalCacheTierConfig, and {found}; {way_out}")
+
+    @property
+    def takes_no_copies(self) -> bool:
+        """Whether level 0 is an `ExternalCacheTierConfig`: whole blocks alone are published and reused, base page indices stay, and calls
+        that would move bytes are refused: `fork`, several beams, `commit_tree`, leases, `resize` of a level."""
+        return isinstance(self.cache_tiers[0], ExternalCacheTierConfig)
+
     @property
     def enable_swa_scratch_reuse(self) -> bool:
         """Whether sequences may use scratch slots: `swa_scratch_reuse` is set."""
@@ -158,17 +181,18 @@ MAX_CACHE_TIERS: Final = 32
 def _to_cache_tiers(cache_tiers: Sequence[CacheTierConfig]) -> tuple[CacheTierConfig, ...]:
     tiers: list[CacheTierConfig] = []
     for level, item in enumerate(to_tuple(cache_tiers, "cache_tiers")):
-        if not isinstance(item, (GpuCacheTierConfig, HostCacheTierConfig, DiskCacheTierConfig)):
+        if not isinstance(item, (GpuCacheTierConfig, ExternalCacheTierConfig, HostCacheTierConfig, DiskCacheTierConfig)):
             raise TypeError(f"cache_tiers[{level}] must be a cache tier configuration, not {type(item).__name__}")
         if (item.tier == CacheTier.GPU_MEM) != (level == 0):
             raise ValueError(
-                f"cache_tiers[{level}] is {item.tier.name}; the first tier, and no other, must be a GpuCacheTierConfig"
+                f"cache_tiers[{level}] is {item.tier.name}; the first tier, and no other, must be a GpuCacheTierConfig or "
+                "ExternalCacheTierConfig"
             )
         if level > 0 and item.tier < tiers[-1].tier:
             raise ValueError(
                 f"cache_tiers[{level}] is {item.tier.name} behind {tiers[-1].tier.name}; order tiers from warm to cold"
             )
-        if not isinstance(item, GpuCacheTierConfig) and item.min_reuse_probability > 0.0:
+        if not isinstance(item, (GpuCacheTierConfig, ExternalCacheTierConfig)) and item.min_reuse_probability > 0.0:
             policy = tiers[-1].eviction_policy
             if policy is not EvictionPolicy.LEARNED:
                 raise ValueError(

@@ -148,6 +148,11 @@ class Device(Handle, metaclass=ABCMeta):
         raise NotImplementedError("Device.is_software is for subclasses to define")
 
     @property
+    def has_memory(self) -> bool:
+        """False if addresses are mere numbers: what needs them is refused."""
+        return True
+
+    @property
     def runs_kernels_at_once(self) -> bool:
         """True if kernels may be plain code of the caller's thread, which no stream holds back. A manager's calls then end with
         `settle_stream` for each stream of a sequence that they made wait."""

@@ -3,35 +3,32 @@
     scheduler = nanovllm.engine.scheduler.Scheduler(config)
     scheduler.block_manager = ManagedBlocks(config.num_kvcache_blocks, config.kvcache_block_size)
 
-A slot of the manager is a block of the engine's tensors: slot ids are what the kernels' block tables need, and the slots' own bytes are
-never touched. So matches are of whole blocks, as nothing copies part of one, and a sequence keeps the blocks that it has.
+A slot of the manager is a block of the engine's tensors: slot ids are what the kernels' block tables need, and the manager has no memory
+(`ExternalCacheTierConfig`). So matches are of whole blocks, as nothing copies part of one, and a sequence keeps the blocks that it has.
 """
 
 from typing import Any, Final
 
 from ..base.ids import DataRole, LayerId
-from ..config.cache_tier_config import GpuCacheTierConfig
+from ..config.cache_tier_config import ExternalCacheTierConfig
 from ..config.layer_config import AttentionLayerConfig, BufferConfig
 from ..config.manager_config import KVCacheManagerConfig
-from ..device.host_device import HostDevice
 from ..manager.kv_cache import KVCache
 from ..manager.kv_cache_manager import KVCacheManager
 
 __all__ = ["ManagedBlocks"]
-
-_SLOT_BYTES: Final = 16
 
 
 class ManagedBlocks:
     """What nano-vllm's scheduler calls; `close` at the end. ``num_blocks`` and ``block_size`` (tokens) are the engine's."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
-        layers = [AttentionLayerConfig(LayerId(0), [BufferConfig(DataRole("blocks"), _SLOT_BYTES)])]
+        layers = [AttentionLayerConfig(LayerId(0), [BufferConfig(DataRole("blocks"), 1)])]
         config = KVCacheManagerConfig(
-            block_size, [GpuCacheTierConfig(num_blocks * _SLOT_BYTES)], layers,
+            block_size, [ExternalCacheTierConfig([num_blocks])], layers,
             enable_partial_reuse=False, allow_seq_rebasing=False, max_util_for_resume=1.0,
         )  # fmt: skip
-        self.manager: Final = KVCacheManager(config, device=HostDevice())
+        self.manager: Final = KVCacheManager(config)
         self._open: Final[dict[int, KVCache]] = {}
         self._planned: Final[list[tuple[KVCache, list[int]]]] = []
 

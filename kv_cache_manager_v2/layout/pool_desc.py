@@ -10,7 +10,7 @@ from .slot_desc import SlotDesc
 
 @dataclass(frozen=True)
 class PoolDesc(Value):
-    """One address range: slot ``i`` is ``base_address + i * slot_bytes + [0, slot_bytes)``."""
+    """One address range: slot ``i`` is ``base_address + i * slot_bytes + [0, slot_bytes)``; the base is 0 on a device without memory."""
 
     pool_index: PoolIndex
     base_address: MemAddress

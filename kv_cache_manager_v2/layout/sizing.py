@@ -23,6 +23,7 @@ from typing import Final
 
 from ..base.integer_math import ceil_div
 from ..config.batch_desc import BatchDesc
+from ..config.cache_tier_config import ExternalCacheTierConfig
 from ..config.manager_config import KVCacheManagerConfig
 from .life_cycle import LifeCycle
 from .slot_layout import SlotLayout
@@ -51,8 +52,29 @@ PREFILL_CHUNK_TOKENS: Final = 2048
 def plan_slot_counts(
     layout: SlotLayout, config: KVCacheManagerConfig, quota_bytes: int, level: int
 ) -> tuple[int, ...]:
-    """Slots by pool group: at most ``quota_bytes`` in all, and no further slot would fit."""
+    """Slots by pool group: at most ``quota_bytes`` in all, and no further slot would fit; or those of external memory."""
+    tier = config.cache_tiers[level]
+    if isinstance(tier, ExternalCacheTierConfig):
+        return _require_slots(layout, config, tier.slot_counts)
     return _share_quota(layout, config, quota_bytes, level, _minimum_within(layout, config, quota_bytes, level))
+
+
+def _require_slots(layout: SlotLayout, config: KVCacheManagerConfig, slot_counts: Sequence[int]) -> tuple[int, ...]:
+    """The slot counts of external memory; `ValueError` unless there is one for each pool group, and no fewer than it needs."""
+    counts = tuple(slot_counts)
+    least = compute_min_slot_counts(layout, config, 0)
+    if len(counts) != len(least):
+        raise ValueError(
+            f"ExternalCacheTierConfig.slot_counts has {len(counts)} numbers, and the layers make {len(least)} pool groups, of slots with "
+            f"{[layout.slot_bytes_total(index) for index in range(len(least))]} bytes: give one number for each, or layers of equal size"
+        )
+    for index, count in enumerate(counts):
+        if count < least[index]:
+            raise ValueError(
+                f"ExternalCacheTierConfig.slot_counts has {count} slots for pool group {index}, but at least {least[index]} are needed: "
+                f"{_describe_minimum(layout, config, 0, list(least))}"
+            )
+    return counts
 
 
 def plan_new_slot_counts(

@@ -11,6 +11,7 @@ from typing import Final, final
 from mypy_extensions import mypyc_attr
 
 from ..base.checks import to_index_mode, to_list, to_role
+from ..base.errors import LogicError
 from ..base.ids import LayerId, MemAddress, PageIndexMode, PoolGroupIndex, PoolIndex
 from ..device.cuda_device import CudaDevice
 from ..layout.buffer_id import BufferId
@@ -43,6 +44,7 @@ class KernelAddresses:
 
     def base_address(self, layer_id: LayerId, role: object, mode: PageIndexMode | None) -> MemAddress:
         placement = self.placement(layer_id, role)
+        self.require_memory("get_mem_pool_base_address()")
         if mode is None:
             if self._mode_required:
                 raise ValueError(
@@ -57,6 +59,12 @@ class KernelAddresses:
             address += placement.offset_bytes
         return MemAddress(address)
 
+    def require_memory(self, call: str) -> None:
+        """`LogicError` where the device has no memory: there is no address."""
+        device = self._storage.device
+        if not device.has_memory:
+            raise LogicError(f"{call}: the device ({device.name}) has no memory; base page indices number the slots of the engine's own")
+
     def page_index_upper_bound(self, layer_id: LayerId, role: object) -> int:
         """One past the largest index that the converter gives for this buffer in SHARED mode."""
         placement = self.placement(layer_id, role)
@@ -69,9 +77,10 @@ class KernelAddresses:
 
     def pool_group_descs(self) -> tuple[PoolGroupDesc, ...]:
         descs: list[PoolGroupDesc] = []
+        has_memory = self._storage.device.has_memory
         for index, group in enumerate(self._storage.pool_groups[: int(self._storage.num_pool_groups)]):
             pools = [
-                PoolDesc(PoolIndex(pool), MemAddress(int(address)), int(group.slot_bytes[pool]))
+                PoolDesc(PoolIndex(pool), MemAddress(int(address) if has_memory else 0), int(group.slot_bytes[pool]))
                 for pool, address in enumerate(group.base_addresses)
             ]
             num_slots = int(group.allocator.first_slot + group.allocator.num_slots)
@@ -80,6 +89,7 @@ class KernelAddresses:
 
     def aggregated_pages(self, buffer_ids: Iterable[BufferId]) -> list[AggregatedPageDesc]:
         descs: list[AggregatedPageDesc] = []
+        self.require_memory("get_aggregated_pages()")
         for run in compute_page_runs(self._layout, [_to_buffer_id(item) for item in to_list(buffer_ids, "buffer_ids")]):
             group = self._storage.pool_groups[run.pool_group_index]
             descs.append(run.at_address(int(group.base_addresses[run.pool_index])))
@@ -95,6 +105,7 @@ class KernelAddresses:
         by_slot: bool,
     ) -> PoolView:
         placement = self.placement(layer_id, role)
+        self.require_memory("pool_view()")
         if mode is None:
             mode = PageIndexMode.PER_LAYER if self._mode_required else PageIndexMode.SHARED
         allocator = self._storage.allocators[placement.pool_group_index]

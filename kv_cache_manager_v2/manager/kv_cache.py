@@ -282,6 +282,7 @@ class KVCache(Handle):
         state = self._state
         with state.shared.guard as journal:
             self._require_open("fork")
+            state.shared.traffic.require_copies("fork()", "create_kv_cache() with the committed tokens shares their whole blocks")
             serial = self._open_sequences.next_serial
             sequence_id = serial if id is None else to_int(id, "id")
             validate_fork(state, "fork")
@@ -505,6 +506,7 @@ class KVCache(Handle):
         state = self._state
         with state.shared.guard:
             self._require_committing("commit_tree")
+            state.shared.traffic.require_copies("commit_tree()", "draft a chain, and commit() what is accepted of it")
             if state.has_beams:
                 raise LogicError(f"sequence {state.id}: commit_tree() with {len(state.sharing.beams) + 1} beams")
             require_unplanned(state, "commit_tree")
@@ -600,6 +602,8 @@ class KVCache(Handle):
             width = to_count(beam_width, "beam_width")
             if width == 0:
                 raise ValueError("beam_width is 0; a sequence has at least one beam")
+            if width > 1:
+                state.shared.traffic.require_copies(f"beam_width = {width}", "make each beam a sequence of its own")
             if width > _MAX_BEAM_WIDTH:
                 raise ValueError(f"beam_width is {width}; a sequence has at most {_MAX_BEAM_WIDTH} beams")
             self._open_sequences.require_room(state.shared, width - len(state.sharing.beams) - 1, f"beam_width = {width}")
@@ -658,6 +662,7 @@ class KVCache(Handle):
             end = state.num_blocks if end_block is None else to_count(end_block, "end_block")
             if not begin <= end <= state.num_blocks:
                 raise ValueError(f"sequence {state.id}: begin_block is {begin} and end_block {end}; there are {state.num_blocks} blocks")
+            state.shared.traffic.require_copies("reserve_transfer()", "keep the sequence open until the engine's transfer is done")
             if end > state.num_published:
                 require_unplanned(state, "reserve_transfer")
             self._open_sequences.require_room(state.shared, 1, "reserve_transfer()")

@@ -55,6 +55,7 @@ from ..config.config_codec import encode_config
 from ..config.manager_config import KVCacheManagerConfig
 from ..config.retention import RetentionConfig
 from ..device.port import Device
+from ..device.external_device import ExternalDevice
 from ..device.selection import default_device
 from ..device.stream_order import StreamOrder
 from ..durable.durable_level import DurableLevel
@@ -134,7 +135,8 @@ _PATIENCE_SECONDS: Final = 0.1
 class KVCacheManager(Handle):
     """Owns paged KV-cache memory and decides which bytes belong to which token. See the module for its states.
 
-    ``device``: where level 0 lives; None takes `default_device()`, which the manager then also closes. ``journal``: a
+    ``device``: where level 0 lives; None takes `default_device()`, or an `ExternalDevice` for external memory, which the manager then
+    also closes. ``journal``: a
     file of its own to record every call in, for ``kvcm rerun``; it is made anew. ``debug_fill``: what freed pages, and pages as they
     are handed out, are filled with. ``event_manager``: is told when published blocks are stored, moved and removed. `ValueError` if
     the quota is too small for the configured constraints, `OutOfMemoryError` if the device has not that much, `OSError` if the
@@ -181,15 +183,15 @@ class KVCacheManager(Handle):
         self._is_open = False
         self._is_released = True
         config = to_instance(config, KVCacheManagerConfig, "config")
-        fill = _to_fill(debug_fill)
         given_device = _to_device(device)
+        fill = _to_fill(debug_fill, config, given_device)
         path = _to_path(journal)
         self._event_manager = _to_event_manager(event_manager)
         self._config = config
         self._life_cycles = LifeCycleRegistry(config)
         layout = compute_slot_layout(config, self._life_cycles)
         slots_by_level = plan_levels(layout, config)
-        self._device = default_device() if given_device is None else given_device
+        self._device = _make_device(config) if given_device is None else given_device
         writer: JournalWriter | None = None
         try:
             if path is not None:
@@ -1076,9 +1078,15 @@ class KVCacheManager(Handle):
             raise LogicError("the manager is shut down; make another one")
 
 
-def _to_fill(debug_fill: object) -> DebugFill | None:
+def _to_fill(debug_fill: object, config: KVCacheManagerConfig, device: Device | None) -> DebugFill | None:
+    """External memory is on a device without memory, where nothing can be filled."""
     if debug_fill is not None and not isinstance(debug_fill, DebugFill):
         raise TypeError(f"debug_fill must be a DebugFill or None, not {type(debug_fill).__name__}")
+    has_memory = not config.takes_no_copies if device is None else device.has_memory
+    if has_memory and device is not None and config.takes_no_copies:
+        raise ValueError(f"cache_tiers[0] is an ExternalCacheTierConfig, and device has memory: {device.name}; give an ExternalDevice")
+    if debug_fill is not None and not has_memory:
+        raise ValueError(f"debug_fill is {debug_fill.name}, and the device has no memory to fill; leave it out")
     return debug_fill
 
 
@@ -1087,6 +1095,10 @@ def _to_device(device: object) -> Device | None:
         found = f"the class {device.__name__}" if isinstance(device, type) else type(device).__name__
         raise TypeError(f"device must be a Device or None, not {found}; make one: HostDevice(), or CudaDevice(0)")
     return device
+
+
+def _make_device(config: KVCacheManagerConfig) -> Device:
+    return ExternalDevice() if config.takes_no_copies else default_device()
 
 
 def _to_path(journal: object) -> str | None:

@@ -23,6 +23,7 @@ from ..storage.refusal import Refusal
 from .open_sequences import OpenSequences
 
 _logger: Final = PackageLog("kv_cache_manager_v2")
+_FIXED: Final = "its slots are those of the configuration; make the manager anew with other slot_counts"
 _MICROSECONDS: Final = 1_000_000
 _TRIES: Final = 12
 """How often `best_efforts` halves what it asks the device for."""
@@ -74,6 +75,7 @@ class LevelSizes:
 
     def resize(self, level: int, quota: int, best_efforts: bool) -> bool:
         """False, and nothing has changed, if what must stay does not fit."""
+        self._shared.traffic.require_copies("resize()", _FIXED)
         if self._is_durable(level):
             raise ValueError(
                 f"cache_level is {level}, which is durable: what is in its slots outlives the process, so they stay where they are. Shut "
@@ -97,6 +99,8 @@ class LevelSizes:
     @property
     def need_adjustment(self) -> bool:
         settings = self._config.rebalance
+        if self._shared.traffic.takes_no_copies:
+            return False
         if self._demand.num_samples < settings.min_samples:
             return False
         if self._shared.claims.retention.now_us - self._last_adjustment_us < int(settings.cool_down_seconds * _MICROSECONDS):
@@ -112,6 +116,7 @@ class LevelSizes:
 
     def adjust(self) -> bool:
         """Share the quota of every level anew; whether a level has changed."""
+        self._shared.traffic.require_copies("adjust()", _FIXED)
         has_changed = False
         if self._demand.num_samples > 0:
             weights = self._demand.weights(self._slot_bytes())

@@ -6,10 +6,9 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from .. import CorruptedError
+from .. import CorruptedError, ExternalDevice
 from ..journal.journal_format import MAGIC
 from ..journal.journal_reader import JournalError
-from .bookkeeping_device import BookkeepingDevice
 from .exit_codes import EXIT_BAD_INPUT, EXIT_OK
 from .option_values import require_file, to_count
 from .dump_text import MAX_TREE_LINES, describe_in_words
@@ -77,7 +76,7 @@ def _read_state_dump(path: Path, num_calls: int | None, progress: ReadProgress) 
         if not path.is_file():
             raise ValueError("it is a pipe, and a journal is read twice; write it to a file first")
         # Only decisions matter here: no memory is needed, however large the recorded manager was.
-        return rerun_to(path, BookkeepingDevice(), num_calls, lambda done, total: progress.update("doing again", done, total))
+        return rerun_to(path, ExternalDevice(), num_calls, lambda done, total: progress.update("doing again", done, total))
     if num_calls is not None:
         raise ValueError("only a journal can be looked at after some of its calls")
     try:

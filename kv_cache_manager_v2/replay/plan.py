@@ -1,6 +1,6 @@
 """A replay's plan: its options as a value, and the manager's configuration made of them.
 
-Without `verify` nothing reads bytes, so the device is a bookkeeping one unless another is asked for. With `verify` the
+Without `verify` nothing reads bytes, so the device has no memory unless another is asked for. With `verify` the
 default device is used.
 """
 
@@ -13,6 +13,7 @@ from .. import (
     CacheTierConfig,
     Device,
     EvictionPolicy,
+    ExternalDevice,
     GpuCacheTierConfig,
     HostDevice,
     KVCacheDesc,
@@ -23,7 +24,6 @@ from .. import (
     default_device,
 )
 from ..device.cuda_device import CudaDevice
-from .bookkeeping_device import BookkeepingDevice
 from .decoding import Decoding
 from .serving_limits import ServingLimits
 from .served_model import ServedModel
@@ -101,7 +101,7 @@ class ReplayPlan:
             return CudaDevice()
         if self.device == "auto" and self.verify:
             return default_device()
-        return BookkeepingDevice()
+        return ExternalDevice()
 
     @property
     def needs_temporary_folder(self) -> bool:

@@ -108,6 +108,7 @@ def stop_committing(state: SequenceState, is_closing: bool) -> None:
     if state.sharing.planned is not None:
         take_back(state, 0)
     publishes = (state.tail.is_committing or state.tail.publishes_at_close) and not state.tail.is_retired
+    publishes = publishes and not state.shared.traffic.takes_no_copies
     if publishes and state.tail.count > 0 and not state.tail.is_shared:
         if is_closing or state.shared.claims.twin_pages is None:
             _publish_tail(state, is_closing)

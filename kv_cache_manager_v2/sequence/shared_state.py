@@ -6,6 +6,7 @@ from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.checks import MAX_COUNT
+from ..base.errors import LogicError
 from ..config.manager_config import KVCacheManagerConfig
 from ..config.snapshot_policy import SnapshotPolicy
 from ..device.port import Device
@@ -155,7 +156,7 @@ class RecurrentRules:
 class Traffic:
     """Pages that move between levels, and the slots that are made free for others."""
 
-    __slots__ = ("mover", "room_count", "room", "onboarding", "early_copies")
+    __slots__ = ("mover", "room_count", "room", "onboarding", "early_copies", "takes_no_copies")
 
     mover: Final[PageMover]
     room_count: Final[RoomCount]
@@ -163,6 +164,8 @@ class Traffic:
     onboarding: Final[Onboarding]
     early_copies: Final[EarlyCopies | None]
     """None where pages are written down when they have to go, or there is no lower level."""
+    takes_no_copies: Final[bool]
+    """As in the configuration."""
 
     def __init__(self, storage: PageStorage, mover: PageMover, config: KVCacheManagerConfig) -> None:
         self.mover = mover
@@ -172,6 +175,12 @@ class Traffic:
         writes_durable = storage.durable is not None and not storage.durable.is_read_only
         writes_early = writes_durable or (config.write_policy == "through" and storage.last_level > 0)
         self.early_copies = EarlyCopies(storage, self.room, config.min_offload_priority) if writes_early else None
+        self.takes_no_copies = config.takes_no_copies
+
+    def require_copies(self, call: str, way_out: str) -> None:
+        """`LogicError` where the memory is the engine's: the call would move bytes, or needs their address."""
+        if self.takes_no_copies:
+            raise LogicError(f"{call}: level 0 is an ExternalCacheTierConfig, memory in which the manager moves no bytes; {way_out}")
 
 
 @final

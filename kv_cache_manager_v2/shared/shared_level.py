@@ -552,6 +552,7 @@ def _validate(
     if write_policy not in WRITE_POLICIES:
         raise ValueError(f"write_policy is {write_policy!r}; it is one of {', '.join(WRITE_POLICIES)}")
     manager._require_open()
+    manager._addresses.require_memory("SharedLevel()")
     if write_policy == ON_EVICTION:
         _require_memory_levels(manager)
     if publisher is not None and not to_instance(publisher, KVCacheEventPublisher, "publisher")._follows(manager.event_manager):

@@ -5,7 +5,7 @@ from typing import Final, final
 from mypy_extensions import mypyc_attr
 
 from ..base.ids import CacheTier
-from ..config.cache_tier_config import CacheTierConfig, GpuCacheTierConfig, compute_max_quota
+from ..config.cache_tier_config import CacheTierConfig, ExternalCacheTierConfig, GpuCacheTierConfig, compute_max_quota
 from ..config.eviction_policy import EvictionPolicy
 from ..device.port import Device
 from ..durable.durable_level import DurableLevel
@@ -45,7 +45,7 @@ class LevelSlots:
     def min_reuse_probability(self) -> float:
         """How likely a droppable page must be reused to be offloaded to the level; 0.0 for any."""
         config = self._config
-        return 0.0 if config is None or isinstance(config, GpuCacheTierConfig) else config.min_reuse_probability
+        return 0.0 if config is None or isinstance(config, (GpuCacheTierConfig, ExternalCacheTierConfig)) else config.min_reuse_probability
 
     def compute_max_bytes(self, device: Device) -> int:
         """The bytes that its slots may take at most, later."""

@@ -37,6 +37,8 @@ _logger: Final = PackageLog("kv_cache_manager_v2")
 
 def clear_at_start(device: Device, pool_groups: list[PoolGroup]) -> None:
     """Zeros in every null slot, and in all slots where the device's memory does not begin as zeros. Waits for it."""
+    if not device.has_memory:
+        return
     stream = device.default_stream()
     is_enqueued = False
     for group in pool_groups:

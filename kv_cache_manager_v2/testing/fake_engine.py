@@ -27,6 +27,7 @@ from ..manager.kv_cache import KVCache
 from ..reuse.token_forms import Tokens
 from ..sequence.stream_handle import stream_handle
 from .cuda_kernels import CudaLauncher
+from .engine_memory import EngineMemory
 from .host_kernels import HostLauncher
 from .kernel_buffer import KernelBuffer, kernel_buffers
 from .kernel_launcher import BatchLaunch, KernelLauncher
@@ -58,6 +59,7 @@ class FakeEngine(Handle):
         "_streams",
         "_index_mode",
         "_has_scratch",
+        "_memory",
     )
 
     raise_on_mismatch: bool
@@ -94,6 +96,7 @@ class FakeEngine(Handle):
         self._launcher: Final[KernelLauncher] = launcher
         self._streams: Final[dict[int, None]] = {}
         self._index_mode: Final[PageIndexMode] = to_index_mode(index_mode, "index_mode")
+        self._memory: Final[EngineMemory | None] = None if device.has_memory else EngineMemory(device)
         self._has_scratch: Final[bool] = config.enable_swa_scratch_reuse
 
     @property
@@ -191,6 +194,8 @@ class FakeEngine(Handle):
             self.synchronize()
         finally:
             self._launcher.close()
+            if self._memory is not None:
+                self._memory.close()
 
     def __enter__(self) -> "FakeEngine":
         return self
@@ -224,7 +229,7 @@ class FakeEngine(Handle):
     def _prepare(self, batches: list[StepBatch], takes_part: list[bool]) -> list[BatchLaunch]:
         launches: list[BatchLaunch] = []
         for batch in batches:
-            plan = LaunchPlan(batch, self._model, self._index_mode, self._has_scratch)
+            plan = LaunchPlan(batch, self._model, self._index_mode, self._has_scratch, self._memory)
             layers = [plan.layer(layer_index) for layer_index in range(len(self._model)) if takes_part[layer_index]]
             self._streams[batch.stream] = None
             launches.append(self._launcher.prepare(batch.stream, layers))

@@ -20,6 +20,7 @@ from ..base.value import Value
 from ..config.cache_tier_config import DiskCacheTierConfig
 from ..config.config_codec import decode_config, decode_retention
 from ..config.manager_config import KVCacheManagerConfig
+from ..device.external_device import ExternalDevice
 from ..device.port import Device
 from ..journal import journal_format as form
 from ..journal.journal_reader import JournalError, JournalReader, TornJournalError
@@ -91,7 +92,7 @@ class _Rerun:
     )  # fmt: skip
 
     reader: Final[JournalReader]
-    device: Final[Device]
+    device: Device
     check_invariants: Final[bool]
     manager: Final[KVCacheManager]
     sequences: Final[dict[int, KVCache]]
@@ -120,13 +121,15 @@ class _Rerun:
         self.folder = None
         try:
             config = decode_config(reader.config)
+            if config.takes_no_copies and device.has_memory:
+                self.device = ExternalDevice()
             pieces = reader.restored()
             tier = config.cache_tiers[len(config.cache_tiers) - 1]
             if isinstance(tier, DiskCacheTierConfig) and tier.durable:
                 self.folder = _make_folder(tier)
                 config = _move_last_tier(config, tier, self.folder.name)
                 write_folder(device, config, pieces)
-            self.manager = KVCacheManager(config, device=device)
+            self.manager = KVCacheManager(config, device=self.device)
         except BaseException as error:
             self.remove_folder()
             if isinstance(error, (ValueError, TypeError)) and not isinstance(error, JournalError):

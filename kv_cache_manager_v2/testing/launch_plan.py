@@ -13,6 +13,7 @@ from mypy_extensions import mypyc_attr
 
 from ..base.ids import BeamIndex, LayerGroupId, LayerId, PageIndexMode
 from ..base.integer_math import ceil_div
+from .engine_memory import EngineMemory
 from .kernel_buffer import KernelBuffer
 from .layer_work import BufferWork, LayerWork
 from .page_spans import Ints, PageSpans, cut_into_pages
@@ -55,6 +56,7 @@ class LaunchPlan:
         "_model",
         "_mode",
         "_has_scratch",
+        "_memory",
         "_bases",
         "_tables",
         "_spans",
@@ -64,7 +66,7 @@ class LaunchPlan:
     rows: Final[StepRows]
 
     def __init__(
-        self, batch: StepBatch, model: list[list[KernelBuffer]], mode: PageIndexMode, has_scratch: bool
+        self, batch: StepBatch, model: list[list[KernelBuffer]], mode: PageIndexMode, has_scratch: bool, memory: EngineMemory | None
     ) -> None:
         self.rows = batch.make_rows()
         self._manager: Final[PagedManager] = batch.manager
@@ -75,6 +77,7 @@ class LaunchPlan:
                 mode = PageIndexMode.PER_LAYER
         self._mode: Final[PageIndexMode] = mode
         self._has_scratch: Final[bool] = has_scratch
+        self._memory: Final[EngineMemory | None] = memory
         self._bases: Final[dict[int, _BaseTable]] = {}
         self._tables: Final[dict[tuple[int, ...], Ints]] = {}
         self._spans: Final[dict[tuple[object, ...], PageSpans]] = {}
@@ -97,13 +100,18 @@ class LaunchPlan:
             # The upper bound counts from the layer's own offset; from the pool's base the last slot reaches to its end.
             pages_per_slot = converter.scale * converter.expansion
             num_pages = ceil_div(num_pages, pages_per_slot) * pages_per_slot
+        stride = int(manager.get_page_stride(layer_id, role))
+        if self._memory is None:
+            address = int(manager.get_mem_pool_base_address(layer_id, role, self._mode))
+        else:
+            address = self._memory.address_of(id(manager), buffer, num_pages * stride)
         write = self._image(buffer, True)
         check = self._image(buffer, False)
         page_offset = base.offset * converter.expansion
         return BufferWork(
             buffer,
-            int(manager.get_mem_pool_base_address(layer_id, role, self._mode)),
-            int(manager.get_page_stride(layer_id, role)),
+            address,
+            stride,
             num_pages,
             write,
             table[page_offset[write.spans.row] + write.spans.page],

@@ -343,7 +343,7 @@ class ReferenceModel(ReferenceRoom):
             self.require_tail_as_shown(sequence, "stop_committing", dump)
 
     def close(self, sequence: ReferenceSequence) -> None:
-        """The partial last block is published as by `stop_committing`."""
+        """The partial last block is published as by `stop_committing`; not where nothing is copied, as it is reused as a copy."""
         self.set_width(sequence, 1)
         publishes = sequence.is_committing or sequence.publishes_at_close
         self._end(sequence, publishes and not self.may_stay_private(sequence))
@@ -359,7 +359,7 @@ class ReferenceModel(ReferenceRoom):
         num_read = len(self.plans.list_read(sequence))
         self.plans.leave(sequence)
         has_tail = len(sequence.committed) > (len(sequence.path) + num_read) * self.tokens_per_block
-        if sequence.shared_tail is None and has_tail and not sequence.is_retired:
+        if sequence.shared_tail is None and has_tail and not sequence.is_retired and not self.takes_no_copies:
             ordinal = len(sequence.path)
             node = self._publish(sequence, ordinal, len(sequence.committed), must_publish)
             if ordinal in sequence.shared_private:

@@ -36,7 +36,7 @@ class ReferencePages:
     __slots__ = (
         "tokens_per_block", "rules", "tree", "sequences", "statuses", "places", "_with_partial_blocks", "_backoff", "_must_come",
         "_may_come", "_may_go", "_may_all_go", "_scratch_rules", "_maybe_published", "_next_private",
-        "state", "lost", "_snapshots_due", "leases", "_published_as", "twins", "indices_stay", "in_tree",
+        "state", "lost", "_snapshots_due", "leases", "_published_as", "twins", "indices_stay", "takes_no_copies", "in_tree",
         "num_drop_plans", "pool_group_of", "num_slots",
     )  # fmt: skip
 
@@ -62,6 +62,7 @@ class ReferencePages:
     _snapshots_due: Final[set[Page]]  # made last in their call, so nothing can have evicted them
     twins: Final[list[ReferenceTwin]]  # the oldest first
     indices_stay: Final[bool]
+    takes_no_copies: Final[bool]
     in_tree: set[int]
     """The nodes of the last dump, whatever pages they have."""
     num_drop_plans: int
@@ -107,6 +108,7 @@ class ReferencePages:
         self.pool_group_of = []
         self.num_slots = []
         self.indices_stay = not config.allow_seq_rebasing
+        self.takes_no_copies = config.takes_no_copies
 
     # -- state dumps --------------------------------------------------------------------------------------------------
 

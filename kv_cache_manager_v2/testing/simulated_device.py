@@ -60,13 +60,14 @@ class SimulatedDevice(Device):
     __slots__ = (
         "seed", "faults", "_detector", "_disks", "_events", "_free_stream_handles", "_granularity_bytes", "_held_events",
         "_is_closed", "_limit_bytes", "_mapped_bytes", "_next_event", "_next_stream", "_num_host_waits", "_queues",
-        "_random", "_ranges", "_scheduler", "_total_bytes",
+        "_random", "_ranges", "_scheduler", "_total_bytes", "_is_external",
     )  # fmt: skip
 
     seed: Final[int]
     faults: Final[FaultPlan]
     _random: Final[Random]
     _is_closed: bool
+    _is_external: Final[bool]
     _granularity_bytes: Final[int]
     _total_bytes: Final[int]
     _limit_bytes: Final[list[int]]  # by tier
@@ -91,6 +92,7 @@ class SimulatedDevice(Device):
         total_bytes: SupportsIndex = _DEFAULT_TOTAL_BYTES,
         granularity_bytes: SupportsIndex = _DEFAULT_GRANULARITY_BYTES,
         log_length: SupportsIndex = 4096,
+        is_external: Given[bool] = False,
     ) -> None:
         seed = to_int(seed, "seed")
         is_eager = None if eager is None else to_bool(eager, "eager")
@@ -103,6 +105,7 @@ class SimulatedDevice(Device):
         self.faults = FaultPlan()
         self._random = Random(seed)
         self._is_closed = False
+        self._is_external = to_bool(is_external, "is_external")
         self._granularity_bytes = granularity_bytes
         self._total_bytes = total_bytes
         self._limit_bytes = [total_bytes for _tier in _TIERS]
@@ -128,6 +131,10 @@ class SimulatedDevice(Device):
     @property
     def is_software(self) -> bool:
         return True
+
+    @property
+    def has_memory(self) -> bool:
+        return not self._is_external
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
@@ -311,6 +318,7 @@ class SimulatedDevice(Device):
 
     def copy_batch(self, stream: int, batch: CopyBatch) -> None:
         self._require_open()
+        self._require_memory("a copy")
         queue = self._queue(stream)
         self._require_tier(batch.dst_tier)
         self._require_tier(batch.src_tier)
@@ -340,6 +348,7 @@ class SimulatedDevice(Device):
 
     def fill(self, stream: int, address: int, num_bytes: int, value: int) -> None:
         self._require_open()
+        self._require_memory("a fill")
         queue = self._queue(stream)
         if not 0 <= value <= 255:
             raise ValueError(f"value is {value}; a byte is 0 to 255")
@@ -514,6 +523,10 @@ class SimulatedDevice(Device):
     def _require_open(self) -> None:
         if self._is_closed:
             raise LogicError("the simulated device is closed")
+
+    def _require_memory(self, work: str) -> None:
+        if self._is_external:
+            raise LogicError(f"{work} on a simulated device whose memory is the engine's; give is_external=False")
 
     def _require_tier(self, tier: CacheTier) -> None:
         if tier not in _TIERS:

@@ -30,7 +30,7 @@ from kv_cache_manager_v2 import (
     StridedPages,
     SwaScratchReuseConfig,
 )
-from kv_cache_manager_v2.replay.bookkeeping_device import BookkeepingDevice
+from kv_cache_manager_v2.device.external_device import ExternalDevice
 
 T = 4
 SHARED, PER_LAYER = PageIndexMode.SHARED, PageIndexMode.PER_LAYER
@@ -392,7 +392,7 @@ def model_with_pages_of_a_byte(quota, max_quota, window=None):
 
 def test_page_indices_that_int32_does_not_hold_are_refused():
     """When an output is made, and at the step after level 0 has grown; then nothing has changed."""
-    with KVCacheManager(model_with_pages_of_a_byte(5 << 29, 5 << 29), device=BookkeepingDevice()) as manager:
+    with KVCacheManager(model_with_pages_of_a_byte(5 << 29, 5 << 29), device=ExternalDevice()) as manager:
         table = BatchPageTable(manager, 2, 8)
         out = np.full((1, 2, 2, 8 * 4096), 7, np.int32)
         for make in (
@@ -406,7 +406,7 @@ def test_page_indices_that_int32_does_not_hold_are_refused():
         table.add_block_table(StridedPages(0))
         table.update()
     for is_batch in (False, True):
-        with KVCacheManager(model_with_pages_of_a_byte(1 << 30, 5 << 29), device=BookkeepingDevice()) as manager:
+        with KVCacheManager(model_with_pages_of_a_byte(1 << 30, 5 << 29), device=ExternalDevice()) as manager:
             with manager.create_kv_cache() as kv_cache:
                 assert kv_cache.resume() and kv_cache.resize(10)
                 batch = DecodeBatch(manager, 2, 8)
@@ -436,7 +436,7 @@ def test_page_indices_that_int32_does_not_hold_are_refused():
 def test_tokens_of_a_batch_that_int32_does_not_count_are_refused(is_batch):
     most = 2**31 - 1
     config = model_with_pages_of_a_byte(1 << 24, 1 << 24, 64)
-    with KVCacheManager(config, device=BookkeepingDevice()) as manager:
+    with KVCacheManager(config, device=ExternalDevice()) as manager:
         batch = DecodeBatch(manager, 3, most // 4096)
         table = batch.table if is_batch else BatchPageTable(manager, 3, most // 4096)
         step = batch.step if is_batch else table.update

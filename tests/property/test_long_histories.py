@@ -23,7 +23,7 @@ from kv_cache_manager_v2 import (
     SsmLayerConfig,
     is_compiled,
 )
-from kv_cache_manager_v2.replay.bookkeeping_device import BookkeepingDevice
+from kv_cache_manager_v2.device.external_device import ExternalDevice
 
 PAGE_BYTES = 64
 NUM_CALLS = 6000 if is_compiled() else 400
@@ -104,7 +104,7 @@ def run_history(manager: KVCacheManager, seed: int, num_calls: int) -> None:
 @pytest.mark.parametrize("write_policy", ["back", "through"])
 def test_long_histories(layers: str, tiers: str, policies: str, write_policy: str, tmp_path: Any) -> None:
     config = make_config(layers, tiers, policies, str(tmp_path), write_policy=write_policy)
-    with KVCacheManager(config, device=BookkeepingDevice()) as manager:
+    with KVCacheManager(config, device=ExternalDevice()) as manager:
         run_history(manager, hash_of(layers, tiers, policies, write_policy), NUM_CALLS)
         manager.check_invariants()
         manager.clear_reusable_blocks()

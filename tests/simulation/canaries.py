@@ -668,6 +668,14 @@ CANARIES = (
         "decision < KEEP",
     ),
     Canary(
+        "a part of a block is published where nothing may be copied",
+        "sequence/commit.py",
+        "stop_committing",
+        "publishes = publishes and not state.shared.traffic.takes_no_copies",
+        "pass",
+        first_seed=62,
+    ),
+    Canary(
         "blocks in scratch slots are counted as planned",
         "sequence/planned_steps.py",
         "offer",

@@ -20,7 +20,7 @@ from every_call import EveryCall, config_of_every_kind
 from small_models import config_of
 
 from kv_cache_manager_v2 import HostDevice, KVCacheManager, is_compiled
-from kv_cache_manager_v2.replay.bookkeeping_device import BookkeepingDevice
+from kv_cache_manager_v2.device.external_device import ExternalDevice
 
 NUM_PARTS: Final = 20
 ALLOWED_GROWTH: Final = 0.01
@@ -76,7 +76,7 @@ def soak_calls(has_state: bool, num_calls: int, seed: int) -> bool:
 
 def soak_streams(num_streams: int) -> bool:
     memory = FlatMemory(f"{num_streams} streams that serve one request each")
-    with KVCacheManager(config_of(), device=BookkeepingDevice()) as manager:
+    with KVCacheManager(config_of(), device=ExternalDevice()) as manager:
         for part in range(NUM_PARTS):
             for number in range(num_streams // NUM_PARTS):
                 stream = manager.device.create_stream()

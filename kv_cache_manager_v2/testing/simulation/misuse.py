@@ -69,7 +69,8 @@ def misuse_sequence(manager: KVCacheManager, sequence: SimulatedSequence, random
         if model.has_state and least_capacity > model.history:
             # The recurrent state cannot be rewound so far.
             attempts.append(_Attempt("resize", (least_capacity - 1, None), LogicError))
-        beyond = ValueError if model.is_committing and not model.has_state else LogicError
+        takes_trees = model.is_committing and not model.has_state and not manager.init_config.takes_no_copies
+        beyond = ValueError if takes_trees else LogicError
         attempts += [
             _Attempt("reserve_transfer", (sequence.handle.num_blocks + 1,), ValueError),
             _Attempt("reorder_beams", ([1],), ValueError),
@@ -93,6 +94,25 @@ def misuse_sequence(manager: KVCacheManager, sequence: SimulatedSequence, random
     attempts.append(_Attempt("shutdown", (), LogicError))
     attempt = random.choice(attempts)
     _attempt(manager, manager if attempt.method == "shutdown" else sequence.handle, attempt)
+
+
+def misuse_copies(manager: KVCacheManager, sequence: SimulatedSequence, random: Random) -> None:
+    """Calls that would copy, or need bytes, where the memory is the engine's."""
+    layer = manager.layer_ids[0]
+    attempts = [
+        _Attempt("fork", (), LogicError),
+        _Attempt("reserve_transfer", (), LogicError),
+        _Attempt("commit_tree", ([1], [sequence.model.capacity]), LogicError),
+        _Attempt("__setattr__", ("beam_width", 2), LogicError),
+    ]
+    of_manager = [
+        _Attempt("resize", (0, 1 << 20), LogicError),
+        _Attempt("adjust", (), LogicError),
+        _Attempt("pool_view", (layer, "key"), LogicError),
+        _Attempt("get_mem_pool_base_address", (layer, "key"), LogicError),
+    ]
+    attempt = random.choice([*attempts, *of_manager])
+    _attempt(manager, manager if attempt in of_manager else sequence.handle, attempt)
 
 
 def _misuse_beams(sequence: SimulatedSequence) -> list[_Attempt]:

@@ -6,7 +6,7 @@ from random import Random
 from typing import Final
 
 from ...config.batch_desc import BatchDesc, KVCacheDesc
-from ...config.cache_tier_config import CacheTierConfig, GpuCacheTierConfig
+from ...config.cache_tier_config import CacheTierConfig, DiskCacheTierConfig, ExternalCacheTierConfig, HostCacheTierConfig
 from ...config.eviction_policy import EvictionPolicy
 from ...config.layer_config import SsmLayerConfig
 from ...config.manager_config import KVCacheManagerConfig
@@ -48,7 +48,7 @@ def _draw_one_order(tiers: list[CacheTierConfig], seed: int) -> list[CacheTierCo
     learned: list[CacheTierConfig] = []
     for tier in tiers:
         tier = replace(tier, eviction_policy=EvictionPolicy.LEARNED)
-        if not isinstance(tier, GpuCacheTierConfig) and random.random() < _SHARE_WITH_FLOOR:
+        if isinstance(tier, (HostCacheTierConfig, DiskCacheTierConfig)) and random.random() < _SHARE_WITH_FLOOR:
             tier = replace(tier, min_reuse_probability=random.choice((0.2, 0.9, 1.0)))
         learned.append(tier)
     return learned
@@ -61,7 +61,8 @@ def _add_constraint(config: KVCacheManagerConfig, num_sequences: int) -> KVCache
     for layer in config.layers:
         num_states = 1 + config.state_checkpoints if isinstance(layer, SsmLayerConfig) else 1
         num_bytes += num_states * sum([buffer.size * buffer.expansion(config.tokens_per_block) for buffer in layer.buffers])
-    tiers = [replace(tier, quota=tier.quota + num_sequences * num_bytes) for tier in config.cache_tiers]
+    owned = [tier for tier in config.cache_tiers if not isinstance(tier, ExternalCacheTierConfig)]
+    tiers = [replace(tier, quota=tier.quota + num_sequences * num_bytes) for tier in owned]
     return replace(config, cache_tiers=tiers, constraints=[BatchDesc([one_block] * num_sequences)])
 
 

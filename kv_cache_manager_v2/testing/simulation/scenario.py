@@ -18,6 +18,7 @@ from ...config.layer_config import AttentionLayerConfig, BufferConfig, SsmLayerC
 from ...config.manager_config import KVCacheManagerConfig
 from ...config.scratch_reuse_config import SwaScratchReuseConfig
 from ..simulated_device import SimulatedDevice
+from .external_scenario import COPYING, make_external
 from .draft_trees import grows_trees, without_scratch
 from .large_worlds import (
     LARGE_FACTORS,
@@ -158,6 +159,8 @@ class Scenario:
             config = end_on_disk(config)
             if is_fragmented(seed):
                 config = fragment(config)
+        elif bends is not BRIMFUL and not self.grows_trees:
+            config = make_external(config, seed)
         self.config = config
         self.num_streams = random.choice((1, 2, 3, 5, 8))
         max_sequences = random.choice((2, 4, 8, 12))
@@ -186,6 +189,8 @@ class Scenario:
         kinds = draw_sharing(random.choices(list(weights), list(weights.values()), k=num_actions), seed)
         kinds = draw_decoding(kinds, seed, self.fault_share > 0.0)
         kinds = draw_planning(kinds, seed, self.fault_share > 0.0, any(isinstance(layer, SsmLayerConfig) for layer in self.config.layers))
+        if config.takes_no_copies:
+            kinds = ["copying" if kind in COPYING else kind for kind in kinds]
         self.actions = [Action(kind, int(random.random() * 1_000_000_000)) for kind in kinds]
         listening = Random(2 * seed + 1)  # its own random numbers: a listener changes nothing else
         self.max_event_entries = 100_000 if bends is BRIMFUL else listening.choice((0, 3, 100_000))
@@ -193,7 +198,8 @@ class Scenario:
         self.steps_per_invariants = LARGE_STEPS_PER_CHECK if self.is_large else 1
 
     def make_device(self) -> SimulatedDevice:
-        return SimulatedDevice(self.seed, granularity_bytes=self.granularity_bytes)
+        is_external = self.config.takes_no_copies
+        return SimulatedDevice(self.seed, granularity_bytes=self.granularity_bytes, is_external=is_external)
 
 
 def _draw_config(random: Random) -> KVCacheManagerConfig:

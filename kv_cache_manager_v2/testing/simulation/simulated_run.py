@@ -20,7 +20,7 @@ from .beams import change_beams
 from .decode_steps import decode
 from .hints import give_hint
 from .level_changes import change_level, prefetch
-from .misuse import misuse_manager, misuse_sequence
+from .misuse import misuse_copies, misuse_manager, misuse_sequence
 from .room_changes import give_buffer, move_history, rewind, toggle_scratch
 from .run_state import RunState
 from .scenario import Action, Scenario
@@ -226,6 +226,8 @@ class SimulatedRun:
             # Through Any, as a user's code does: mypyc passes an int wrongly to a setter that is declared wider.
             handle: Any = sequence.handle
             handle.cuda_stream = random.choice(run.streams)
+        elif kind == "copying":
+            misuse_copies(run.manager, sequence, random)
         elif kind == "give_buffer":
             give_buffer(run, sequence, random)
         else:

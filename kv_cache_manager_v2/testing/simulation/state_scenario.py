@@ -6,6 +6,7 @@ from typing import Final
 
 from ...base.ids import LayerId
 from ...config.batch_desc import BatchDesc, KVCacheDesc
+from ...config.cache_tier_config import ExternalCacheTierConfig
 from ...config.layer_config import BufferConfig, LayerConfig, SsmLayerConfig
 from ...config.manager_config import KVCacheManagerConfig
 from ...config.snapshot_policy import SnapshotPolicy
@@ -35,7 +36,7 @@ def add_state(config: KVCacheManagerConfig, seed: int) -> KVCacheManagerConfig:
     num_checkpoints = random.choice((0, 0, 0, 1, 3))
     num_states = random.choice((3, 6, 12)) * (1 + num_checkpoints)
     room = num_states * num_layers * 3 * num_bytes
-    tiers = [replace(tier, quota=tier.quota + room) for tier in config.cache_tiers]
+    tiers = [replace(tier, quota=tier.quota + room) for tier in config.cache_tiers if not isinstance(tier, ExternalCacheTierConfig)]
     return replace(
         config,
         cache_tiers=tiers,

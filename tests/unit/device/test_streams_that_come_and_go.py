@@ -8,7 +8,7 @@ from small_models import config_of
 
 from kv_cache_manager_v2 import CacheTier, KVCacheManager
 from kv_cache_manager_v2.device.stream_order import NO_POINT, StreamOrder
-from kv_cache_manager_v2.replay.bookkeeping_device import BookkeepingDevice
+from kv_cache_manager_v2.device.external_device import ExternalDevice
 from kv_cache_manager_v2.testing import SimulatedDevice
 
 NUM_KEPT = 3
@@ -105,7 +105,7 @@ def test_stream_that_takes_over_waits_also_where_an_earlier_event_was_refused() 
 
 
 def test_stream_in_use_is_never_taken_over() -> None:
-    order = StreamOrder(BookkeepingDevice(), 1)
+    order = StreamOrder(ExternalDevice(), 1)
     timelines = [order.enter(stream) for stream in (1, 2, 3)]
     assert len(set(timelines)) == 3
     order.leave(timelines[1])
@@ -125,7 +125,7 @@ def serve_on_new_streams(manager: KVCacheManager, num_streams: int) -> None:
 
 def test_short_lived_streams_keep_memory_flat() -> None:
     """`make soak` does it a million times."""
-    with KVCacheManager(config_of(), device=BookkeepingDevice()) as manager:
+    with KVCacheManager(config_of(), device=ExternalDevice()) as manager:
         serve_on_new_streams(manager, 300)
         tracemalloc.start()
         serve_on_new_streams(manager, 100)

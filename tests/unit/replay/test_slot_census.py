@@ -16,7 +16,7 @@ from kv_cache_manager_v2 import (
     LayerId,
     SwaScratchReuseConfig,
 )
-from kv_cache_manager_v2.replay.bookkeeping_device import BookkeepingDevice
+from kv_cache_manager_v2.device.external_device import ExternalDevice
 from kv_cache_manager_v2.replay.cli import main
 from kv_cache_manager_v2.replay.plan import ReplayPlan
 from kv_cache_manager_v2.replay.presets import LayerShape, ModelPreset
@@ -45,7 +45,7 @@ def test_one_long_prompt_in_one_step(scratch: bool, slots: int) -> None:
 @pytest.mark.parametrize("scratch", [False, True])
 def test_looking_now_and_then_is_as_good_as_looking_always(window: int | None, scratch: bool) -> None:
     # Three sequences over the same text, two of them to the end: pages are shared, and those of equal blocks swapped.
-    with KVCacheManager(two_layers(window, scratch), device=BookkeepingDevice()) as manager:
+    with KVCacheManager(two_layers(window, scratch), device=ExternalDevice()) as manager:
         census = SlotCensus(manager)
         sequences = [manager.create_kv_cache() for _ in range(3)]
         prompts = (9, 5, 13)
@@ -93,7 +93,7 @@ def two_layers(window: int | None, scratch: bool) -> KVCacheManagerConfig:
 
 
 def test_a_shared_page_counts_once_and_a_left_one_not_at_all() -> None:
-    with KVCacheManager(two_layers(8, True), device=BookkeepingDevice()) as manager:
+    with KVCacheManager(two_layers(8, True), device=ExternalDevice()) as manager:
         census = SlotCensus(manager)
         first = manager.create_kv_cache()
         assert first.resume() and first.resize(16)

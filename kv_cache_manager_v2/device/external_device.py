@@ -1,14 +1,16 @@
 """A device without memory: addresses are numbers, copies and fills do nothing.
 
-For replays that check no bytes. The manager makes the same decisions as on a real device, on tiers of any size,
-and no time is spent on copies that are never read. No kernels can be launched on it.
+For memory that an engine owns (`ExternalCacheTierConfig`), and for replays that check no bytes: the manager makes the same decisions
+as on a real device, on tiers of any size, and no time is spent on copies that are never read. No kernels can be launched on it.
 """
 
 from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
-from .. import CacheTier, CopyBatch, Device, HostKernel, LogicError
+from ..base.errors import LogicError
+from ..base.ids import CacheTier
+from .port import CopyBatch, Device, HostKernel
 
 _FIRST_ADDRESS: Final = 1 << 40
 _GRANULARITY_BYTES: Final = 2 << 20
@@ -19,7 +21,7 @@ _MOST_BETWEEN: Final = 1 << 50
 
 @final
 @mypyc_attr(native_class=True)
-class BookkeepingDevice(Device):
+class ExternalDevice(Device):
     """See the module. Streams and events are running numbers; all work is done when it is enqueued."""
 
     __slots__ = ("_next_address", "_next_handle", "_num_ranges")
@@ -31,7 +33,11 @@ class BookkeepingDevice(Device):
 
     @property
     def name(self) -> str:
-        return "bookkeeping only"
+        return "external, without memory"
+
+    @property
+    def has_memory(self) -> bool:
+        return False
 
     @property
     def is_software(self) -> bool:
@@ -96,7 +102,7 @@ class BookkeepingDevice(Device):
         pass
 
     def launch(self, stream: int, kernel: HostKernel) -> None:
-        raise LogicError("a bookkeeping device runs no kernels; replay on the host or on a GPU to verify bytes")
+        raise LogicError("an ExternalDevice runs no kernels; use the host or a GPU to verify bytes")
 
     def close(self) -> None:
         if self._num_ranges > 0:

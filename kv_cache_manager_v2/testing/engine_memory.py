@@ -1,0 +1,44 @@
+"""The memory of an engine whose manager has none: each layer's buffers lie by themselves, as an engine allocates its tensors."""
+
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+from ..base.ids import CacheTier
+from ..base.integer_math import ceil_div
+from ..device.port import Device
+from .kernel_buffer import KernelBuffer
+
+
+@final
+@mypyc_attr(native_class=True)
+class EngineMemory:
+    """A range of the device for each buffer of each manager, from its first use to `close`."""
+
+    __slots__ = ("_device", "_ranges")
+
+    _device: Final[Device]
+    _ranges: Final[dict[tuple[int, int, str], tuple[int, int]]]
+    """Address and bytes, by manager, layer and role."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._ranges = {}
+
+    def address_of(self, manager: int, buffer: KernelBuffer, num_bytes: int) -> int:
+        key = (manager, buffer.layer_id, buffer.role)
+        found = self._ranges.get(key)
+        if found is None:
+            granularity = self._device.granularity_bytes(CacheTier.GPU_MEM)
+            mapped = int(ceil_div(num_bytes, granularity)) * granularity
+            address = self._device.reserve_range(CacheTier.GPU_MEM, mapped)
+            self._device.map_memory(CacheTier.GPU_MEM, address, mapped)
+            found = self._ranges[key] = (address, mapped)
+        return found[0]
+
+    def close(self) -> None:
+        """Nothing that was launched is running."""
+        for address, mapped in self._ranges.values():
+            self._device.unmap_memory(CacheTier.GPU_MEM, address, mapped)
+            self._device.release_range(CacheTier.GPU_MEM, address, mapped)
+        self._ranges.clear()
