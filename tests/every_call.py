@@ -279,7 +279,9 @@ class EveryCall:
         manager = self.manager
         choice = int(kind * 12)
         if choice < 2:
-            return manager.probe_reuse(self.scope(), self.text(rng.randrange(60)))
+            text, scope = self.text(rng.randrange(60)), self.scope()
+            assert manager.probe_reuse_batch([text], [scope]) == [manager.probe_reuse(scope, text)]
+            return None
         if choice == 2:
             return manager.retain(self.text(40), self.scope(), rng.randrange(101), rng.choice([None, 3.0, inf]))
         if choice == 3:

@@ -354,6 +354,10 @@ CALLS: dict[str, Callable[[World], Example]] = {
         w.manager.probe_reuse,
         {"reuse_scope": None, "input_tokens": [1, 2, 3], "include_planned": True},
     ),
+    "KVCacheManager.probe_reuse_batch": lambda w: (
+        w.manager.probe_reuse_batch,
+        {"prompts": [[1, 2, 3]], "reuse_scopes": [None], "include_planned": True},
+    ),
     "KVCacheManager.retain": lambda w: (
         w.manager.retain,
         {"input_tokens": [1, 2, 3, 4], "reuse_scope": None, "priority": 50, "duration_seconds": 1.0},

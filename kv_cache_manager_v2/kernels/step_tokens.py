@@ -1,13 +1,13 @@
 """The tokens of a batch's step, one for each row, packed; from a list, or any array of one dimension."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from mypy_extensions import i64
 
 from ..base.checks import has_attribute, is_bytes, shown, to_int, to_list
-from ..reuse.token_packing import MAX_TOKEN_ID, TOKEN_BYTES
+from ..reuse.token_packing import MAX_TOKEN_ID, TOKEN_BYTES, pack_ids
 
 
 def pack_step_tokens(tokens: object, num_rows: i64) -> bytes:
@@ -17,7 +17,9 @@ def pack_step_tokens(tokens: object, num_rows: i64) -> bytes:
     """
     if tokens is None:
         return b""
-    packed = _pack_list(tokens) if _is_list(tokens) else _pack_array(tokens)
+    packed = pack_ids(cast("list[object]", tokens), 0, len(tokens), 1) if type(tokens) is list else None
+    if packed is None:
+        packed = _pack_list(tokens) if _is_list(tokens) else _pack_array(tokens)
     if len(packed) // TOKEN_BYTES != num_rows:
         raise ValueError(f"step: tokens has {len(packed) // TOKEN_BYTES} ids for {num_rows} members; give -1 where there is none")
     return packed

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Final, SupportsIndex, final
 from mypy_extensions import i64, mypyc_attr
 from rawref import invalidate
 
-from ..base.checks import require_path, to_bool, to_count, to_index_mode, to_instance, to_int, to_number, to_short_list, to_text
+from ..base.checks import require_path, to_bool, to_count, to_index_mode, to_instance, to_int, to_list, to_number, to_short_list, to_text
 from ..base.errors import BusyError, LogicError
 from ..base.finalizers import report_failure, warn_of_leak
 from ..base.given import Given
@@ -77,7 +77,7 @@ from ..layout.slot_layout import compute_slot_layout
 from ..reuse.match import Matcher
 from ..reuse.radix_tree import RadixTree
 from ..reuse.reuse_scope import ReuseScope, to_scope
-from ..reuse.token_packing import TOKEN_BYTES, pack_tokens
+from ..reuse.token_packing import TOKEN_BYTES, pack_beginning, pack_tokens
 from ..sequence import residency
 from ..sequence.call_guard import Reading
 from ..sequence.finish_plan import FinishPlan
@@ -469,18 +469,42 @@ class KVCacheManager(Handle):
         sequence has planned (`KVCache.publish_planned`).
 
         `BusyError` while another thread's call runs; a call that another thread begins meanwhile waits. Pages that a disk is still
-        reading count as there. Sequences that were dropped without `close` are closed first.
+        reading count as there. Sequences that were dropped without `close` are closed first. Of a long list, the tokens far behind the
+        first block that is not there are not looked at, and a wrong one among them is no error here.
         """
-        guard = self._shared.guard
-        # Before the lock: the user's tokens may be objects with code of their own.
-        scope = to_scope(reuse_scope)
+        tokens = () if input_tokens is None else input_tokens
+        return self._probe(to_scope(reuse_scope), tokens, to_bool(include_planned, "include_planned"), "input_tokens")
+
+    def probe_reuse_batch(
+        self,
+        prompts: Sequence[Tokens],
+        reuse_scopes: Sequence[ReuseScope | None] | None = None,
+        include_planned: Given[bool] = False,
+    ) -> list[int]:
+        """`probe_reuse` of each prompt, as a scheduler asks that sorts its queue by what is there. ``reuse_scopes``: one for each."""
+        texts: list[Any] = to_list(prompts, "prompts")
         with_planned = to_bool(include_planned, "include_planned")
-        packed = None if input_tokens is None else pack_tokens(input_tokens, self._shared.tree.digests, False, "input_tokens")
-        with guard.readers, self._reading as journal:
-            self._require_open()
-            num_tokens = self._matches.count_tokens(scope, packed, with_planned)
-            journal.probe(scope, input_tokens, packed, with_planned)
-            return num_tokens
+        scopes: list[Any] = [None] * len(texts) if reuse_scopes is None else to_list(reuse_scopes, "reuse_scopes")
+        if len(scopes) != len(texts):
+            raise ValueError(f"reuse_scopes has {len(scopes)} entries for {len(texts)} prompts")
+        found: list[int] = []
+        for scope in [to_scope(scope, "each of reuse_scopes") for scope in scopes]:
+            found.append(self._probe(scope, texts[len(found)], with_planned, f"prompts[{len(found)}]"))
+        return found
+
+    def _probe(self, scope: ReuseScope, tokens: Tokens, with_planned: bool, name: str) -> int:
+        guard = self._shared.guard
+        packed = b""
+        while True:
+            # Before the lock: the user's tokens may be objects with code of their own.
+            packed = pack_beginning(tokens, packed, self._shared.tree.digests, name)
+            is_whole = not isinstance(tokens, list) or len(packed) >= len(tokens) * TOKEN_BYTES
+            with guard.readers, self._reading as journal:
+                self._require_open()
+                num_tokens = self._matches.count_tokens(scope, packed, with_planned, is_whole)
+                if num_tokens >= 0:
+                    journal.probe(scope, tokens, packed, with_planned)
+                    return int(num_tokens)
 
     def create_kv_cache(
         self,

@@ -42,9 +42,19 @@ class PrefixMatches:
         self._shared = shared
         self._backoff = backoff
 
-    def count_tokens(self, scope: ReuseScope, packed: bytes | None, with_planned: bool) -> int:
-        """How many leading tokens match, as far as is known; asks no device, so from any thread."""
-        return int(self.find(scope, packed, with_planned, False).match.num_tokens)
+    def count_tokens(self, scope: ReuseScope, packed: bytes, with_planned: bool, is_whole: bool) -> i64:
+        """How many leading tokens match, as far as is known; asks no device, so from any thread. -1 where the tokens are the first ones of
+        more (not ``is_whole``), and those behind may match too."""
+        found = self.find(scope, packed, with_planned, False).match
+        root = self._shared.tree.find_root(scope)
+        if is_whole or root is None:
+            return found.num_tokens
+        if with_planned and self._shared.claims.planned.num_blocks > 0:
+            return -1
+        size = self._shared.tokens_per_block
+        # The first block that is not in the tree as a whole must be here as a whole: what is behind it decides nothing.
+        num_decisive = (self._shared.matcher.count_content(root, found, packed) // size + 1) * size
+        return found.num_tokens if num_decisive * TOKEN_BYTES <= len(packed) else -1
 
     def find(self, scope: ReuseScope, packed: bytes | None, with_planned: bool, settles: bool = True) -> StateMatch:
         """``with_planned``: also blocks that are planned. ``settles``: ask first which disk reads are done by now."""

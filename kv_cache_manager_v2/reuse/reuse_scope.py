@@ -52,10 +52,10 @@ def make_scope(lora_id: object, salt: object) -> ReuseScope:
     return scope
 
 
-def to_scope(scope: object) -> ReuseScope:
+def to_scope(scope: object, name: str = "reuse_scope") -> ReuseScope:
     if scope is None:
         return EMPTY_SCOPE
     if not isinstance(scope, ReuseScope):
         hint = "; tokens are given by name: input_tokens=..." if isinstance(scope, (list, tuple)) else ", as in ReuseScope(salt=...)"
-        raise TypeError(f"reuse_scope must be a ReuseScope or None, not {type(scope).__name__}{hint}")
+        raise TypeError(f"{name} must be a ReuseScope or None, not {type(scope).__name__}{hint}")
     return scope

@@ -22,6 +22,8 @@ PAIR_BYTES: Final = 8
 MAX_TOKEN_ID: Final = 2**31 - 1
 _NUMPY_FROM: Final = 8192  # from here on numpy's fixed cost is less than our loop's
 _FEW: Final = 16  # up to so many, as accepted drafts are, the fixed cost of two buffers is more than a loop's
+_FIRST_LOOK: Final = 1024
+_GROWTH: Final = 8  # so that looking again at what is packed costs an eighth of one look
 
 
 def pack_tokens(tokens: object, digests: DigestTable, acquire: bool, name: str = "tokens") -> bytes:
@@ -47,6 +49,19 @@ def pack_tokens(tokens: object, digests: DigestTable, acquire: bool, name: str =
     if view.ndim == 0:
         raise TypeError(f"{name} must be a sequence of int / bytes or an integer buffer, not {type(tokens).__name__}")
     return _pack_buffer(view, name)
+
+
+def pack_beginning(tokens: object, packed: bytes, digests: DigestTable, name: str) -> bytes:
+    """More of the first tokens than the ``packed`` ones, eight times as many, for a look-up: a long list is not packed whole where the
+    tree ends sooner. All tokens where they are no list of ids alone."""
+    if type(tokens) is list:
+        begin: i64 = len(packed) // TOKEN_BYTES
+        end: i64 = max(begin * _GROWTH, _FIRST_LOOK)
+        if end < len(tokens):
+            ids = pack_ids(cast("list[object]", tokens), begin, end, 0)
+            if ids is not None:
+                return packed + ids if begin > 0 else ids
+    return pack_tokens(tokens, digests, False, name)
 
 
 def single_token(tokens: object) -> int:
@@ -107,23 +122,26 @@ def _pack_list(tokens: list[object], digests: DigestTable, acquire: bool, name: 
         few = _pack_few(tokens)
         return _pack_items(tokens, digests, acquire, name) if few is None else few
     # All of them are good ids nearly always, so what is wrong with one is for a second look.
-    count: i64 = len(tokens)
-    packed = vec[i32]([0] * count)
+    ids = pack_ids(tokens, 0, len(tokens), 0)
+    return _pack_items(tokens, digests, acquire, name) if ids is None else ids
+
+
+def pack_ids(tokens: list[object], begin: i64, end: i64, margin: i32) -> bytes | None:
+    """The items from ``begin`` to ``end``; None if one of them is no id from ``-margin`` on, and perhaps if it is among the largest."""
+    packed = vec[i32]([0] * (end - begin))
     signs: i32 = 0
-    position: i64 = 0
+    position: i64 = begin
     try:
         # Not known to be so: compiled, each item is looked at as it is read out, and one that is no i32 is a TypeError there.
         ids = cast("list[i32]", tokens)
-        while position < count:  # counted: an item's own code may change the caller's list meanwhile, and a shorter one is an IndexError
+        while position < end:  # counted: an item's own code may change the caller's list meanwhile, and a shorter one is an IndexError
             token = ids[position]
-            signs |= token
-            packed[position] = token
+            signs |= token + margin
+            packed[position - begin] = token
             position += 1
     except (TypeError, ValueError, OverflowError, IndexError):
-        return _pack_items(tokens, digests, acquire, name)
-    if signs < 0:
-        return _pack_items(tokens, digests, acquire, name)
-    return bytes(memoryview(packed))
+        return None
+    return None if signs < 0 else bytes(memoryview(packed))
 
 
 def _pack_items(given: list[object], digests: DigestTable, acquire: bool, name: str) -> bytes:

@@ -37,7 +37,7 @@ def misuse_manager(manager: KVCacheManager, random: Random) -> None:
         _Attempt("create_kv_cache", (None, ["a"]), TypeError),
         _Attempt("create_kv_cache", (None, "text"), TypeError),
         _Attempt("create_kv_cache", (3, [1]), TypeError),
-        _Attempt("probe_reuse", (None, np.array([1.5])), TypeError),
+        _Attempt("probe_reuse_batch", ([[1], np.array([1.5])],), TypeError),
         _Attempt("get_storage_statistics", (7,), ValueError),
         _Attempt("resize_batch", ([], [1]), ValueError),
         _Attempt("commit_batch", ([], [1]), ValueError),
