@@ -281,7 +281,7 @@ class Scheduler:
             if self._clock is not None:
                 self._clock.record_admission(served)
             found = kv_cache.statistics.prompts
-            missed = count_misses(found, served.num_prompt_tokens, published, served.num_reusable)
+            missed = count_misses(found, served.num_prompt_tokens, published, served.num_reusable, self._tokens_per_block)
             self.tally.add_prompt(served.num_prompt_tokens, found.hit_tokens, missed, served.num_reusable)
         return True
 

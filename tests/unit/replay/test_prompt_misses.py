@@ -12,12 +12,32 @@ from kv_cache_manager_v2.replay.serving_limits import ServingLimits
 def test_new_and_forgotten_are_told_apart() -> None:
     # Of 100 tokens 99 are asked for: 30 hit, 20 evicted, 49 not remembered; 80 were published once, so that 19 and the last are new.
     prompt = PromptStatistics(99, (30,), {MissCause.EVICTED: 20, MissCause.NOT_REMEMBERED: 49})
-    assert count_misses(prompt, 100, 80, 80) == {"evicted": 20, "new": 20, "forgotten": 30}
-    assert count_misses(prompt, 100, 50, 50) == {"evicted": 20, "new": 50}
+    assert count_misses(prompt, 100, 80, 80, 4) == {"evicted": 20, "new": 20, "forgotten": 30}
+    assert count_misses(prompt, 100, 50, 50, 4) == {"evicted": 20, "new": 50}
     # Of the 49 the 10 up to token 60 were published; other requests compute 15 up to token 75; 25 are new, with the last token.
-    assert count_misses(prompt, 100, 60, 75) == {"evicted": 20, "new": 25, "computed at the same time": 15, "forgotten": 10}
+    assert count_misses(prompt, 100, 60, 75, 4) == {"evicted": 20, "new": 25, "computed at the same time": 15, "forgotten": 10}
     # A request that comes later in the log was served before.
-    assert count_misses(prompt, 100, 80, 75) == {"evicted": 20, "new": 20, "forgotten": 30}
+    assert count_misses(prompt, 100, 80, 75, 4) == {"evicted": 20, "new": 20, "forgotten": 30}
+
+
+def test_published_tokens_in_a_part_of_a_block_went_with_those_before_them() -> None:
+    """The manager records whole blocks that are gone. Three tokens behind eight evicted ones were published, and are no block of four."""
+    prompt = PromptStatistics(15, (0,), {MissCause.EVICTED: 8, MissCause.NOT_REMEMBERED: 7})
+    assert count_misses(prompt, 16, 11, 11, 4) == {"evicted": 11, "new": 5}
+    assert count_misses(prompt, 16, 12, 12, 4) == {"evicted": 8, "new": 4, "forgotten": 4}
+    alone = PromptStatistics(3, (0,), {MissCause.NOT_REMEMBERED: 3})
+    assert count_misses(alone, 4, 3, 3, 4) == {"evicted": 3, "new": 1}
+
+
+def test_nothing_is_forgotten_while_the_history_has_room() -> None:
+    """Chats in memory for few of them: the history has ten records a slot, more than all blocks that there ever were."""
+    requests = []
+    for turn in range(3):
+        for chat in range(12):
+            requests.append(request_of(len(requests), [(100 * chat + part, 13) for part in range(turn + 1)]))
+    report = replay(requests, memory_bytes=24 * BYTES_PER_BLOCK, limits=one_at_a_time())
+    assert report.missed_tokens["evicted"] > 0 and "forgotten" not in report.missed_tokens
+    assert report.hit_tokens + sum(report.missed_tokens.values()) == report.prompt_tokens
 
 
 def test_a_tiny_cache_forgets_what_was_here() -> None:
