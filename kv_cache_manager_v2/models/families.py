@@ -48,7 +48,8 @@ _OTHERS: Final[dict[str, tuple[str, str]]] = {
     "lfm2": ("attention list", ""), "lfm2_moe": ("attention list", ""), "recurrent_gemma": ("full", "rglru"),
 }  # fmt: skip
 _SAME: Final = {
-    "gemma3": "gemma3_text", "gemma3n": "gemma3n_text", "gemma4": "gemma4_text", "llama4": "llama4_text", "qwen3_5": "qwen3_5_text",
+    "gemma3": "gemma3_text", "gemma3n": "gemma3n_text", "gemma4": "gemma4_text", "gemma4_unified": "gemma4_text",
+    "gemma4_unified_text": "gemma4_text", "llama4": "llama4_text", "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text", "qwen2_vl": "qwen2", "qwen2_vl_text": "qwen2", "qwen2_5_vl": "qwen2", "qwen2_5_vl_text": "qwen2",
     "qwen3_vl": "qwen3", "qwen3_vl_text": "qwen3", "qwen3_vl_moe": "qwen3_moe", "qwen3_vl_moe_text": "qwen3_moe", "llava": "llama",
     "llava_next": "llama", "mistral3": "mistral", "glm4v_text": "glm4", "glm4v_moe_text": "glm4_moe", "kimi_k25": "kimi_k2",
@@ -81,6 +82,8 @@ _DEFAULTS: Final[dict[str, dict[str, Any]]] = {
         "attention_chunk_size": 8192},
     "cohere2": {"sliding_window": 4096},
 }  # fmt: skip
+_TWICE_THE_HEADS: Final = ("mimo_v2", "mimo_v2_flash")
+"""In layers with windows, where no swa_num_key_value_heads says how many: as transformers writes it."""
 _LAYER_COUNTS: Final = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "num_transformer_layers")
 _HEADS: Final = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 _NOT_PLAIN: Final = (
@@ -123,9 +126,11 @@ def select_fields(values: dict[str, Any], family: str | None) -> tuple[ModelFiel
     if found.get("is_encoder_decoder") is True:
         raise ModelConfigError(f"{name}: is_encoder_decoder is true; only decoders are placed")
     fields = ModelFields(name, {**_DEFAULTS.get(same, {}), **{key: value for key, value in found.items() if value is not None}})
+    if fields.has("per_layer_config"):
+        fields.values.pop("global_head_dim", None)  # each layer says its own, where it differs
     if same in _ALL_FULL or same in _LATENT or same in _OTHERS:
         return fields, []
-    if family is not None:
+    if family is not None and same not in _ADVICE:
         raise ModelConfigError(f"there is no family {family!r}; nearest: {', '.join(_nearest(family, found))}")
     reason = _ADVICE.get(same) or _why_not_plain(fields)
     if reason is not None:
@@ -138,7 +143,9 @@ def select_fields(values: dict[str, Any], family: str | None) -> tuple[ModelFiel
 
 def _why_not_plain(fields: ModelFields) -> str | None:
     """Why a family that is not known may store something else than the keys and values of its heads; None: it has plain heads."""
-    for name, value in fields.values.items():
+    layers = fields.inner("per_layer_config")
+    own = [] if layers is None else [pair for one in layers.values.values() if isinstance(one, dict) for pair in one.items()]
+    for name, value in [*fields.values.items(), *own]:
         if value not in (False, 0, "", []) and any([mark in name for mark in _NOT_PLAIN]) and name not in _PLAIN:
             return f"the family is not known, and its field {name} may mean that layers store something else than keys and values"
     if not any([fields.has(heads) for heads in _HEADS]):
@@ -190,7 +197,8 @@ def _count_layers(fields: ModelFields) -> int:
     return fields.count(*_LAYER_COUNTS)
 
 
-def _add_heads(fields: ModelFields, maker: LayerMaker, layer_id: int, kind: str, num_layers: int) -> None:
+def _add_heads(of_model: ModelFields, maker: LayerMaker, layer_id: int, kind: str, num_layers: int) -> None:
+    fields = of_model.of_layer(layer_id)
     window = window_of(fields, kind, layer_id)
     if kind == SLIDING and fields.has("swa_num_key_value_heads"):
         key_dim = fields.count("swa_head_dim")
@@ -198,6 +206,8 @@ def _add_heads(fields: ModelFields, maker: LayerMaker, layer_id: int, kind: str,
         return
     head_dim = _head_dim(fields)
     num_kv_heads = _num_kv_heads(fields, layer_id, num_layers)
+    if kind == SLIDING and fields.family in _TWICE_THE_HEADS:
+        num_kv_heads *= 2
     if kind == FULL and fields.has("global_head_dim"):
         head_dim = fields.count("global_head_dim")
         num_kv_heads = fields.count_or(num_kv_heads, "num_global_key_value_heads")

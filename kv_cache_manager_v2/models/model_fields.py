@@ -90,6 +90,16 @@ class ModelFields:
             raise self.fail(f"{name} is {shown(value)}, not an object")
         return ModelFields(f"{self.family}: {name}", value)
 
+    def of_layer(self, layer_id: int) -> "ModelFields":
+        """With what `per_layer_config`, as transformers from 5.24 on writes it, says of one layer; by its number, "05" as well as "5"."""
+        layers = self.inner("per_layer_config")
+        for number, own in () if layers is None else layers.values.items():
+            if not (isinstance(own, dict) and number.isdecimal()):
+                raise self.fail(f"per_layer_config has {shown(number)}: {shown(own)}, where a layer's number and an object were expected")
+            if int(number) == layer_id:
+                return ModelFields(self.family, {**self.values, **own})
+        return self
+
     def to_count(self, value: Any, name: str, layer_id: int | None = None) -> int:
         if type(value) is not int or not 0 <= value <= _MAX_COUNT:
             raise self.fail(f"{name} is {shown(value)}, not a whole number from 0 on", layer_id)

@@ -35,14 +35,12 @@ def words_of(cause: MissCause) -> str:
     return cause.name.lower().replace("_", " ")
 
 
-def count_misses(
-    prompt: PromptStatistics, num_prompt_tokens: int, num_published: int, num_reusable: int, tokens_per_block: int
-) -> dict[str, int]:
+def count_misses(prompt: PromptStatistics, num_prompt_tokens: int, num_published: int, num_reusable: int, size: int) -> dict[str, int]:
     """Missed tokens by word; with the hits they add up to ``num_prompt_tokens``.
 
     ``prompt``: of the sequence, which looked up all but the last token, the one that the model must compute. ``num_published``: tokens
-    that were ever published; ``num_reusable``: that some earlier request of the log has. The manager remembers whole blocks: published
-    tokens in a part of one, which no record is kept of, went with the tokens before them.
+    that were ever published; ``num_reusable``: that some earlier request of the log has. The manager remembers whole blocks, of ``size``
+    tokens: published tokens in a part of one, which no record is kept of, went with those before them.
     """
     missed = {words_of(cause): tokens for cause, tokens in prompt.missed_tokens.items() if cause is not MissCause.NOT_REMEMBERED}
     not_remembered = prompt.missed_tokens.get(MissCause.NOT_REMEMBERED, 0)
@@ -50,12 +48,9 @@ def count_misses(
     num_new = min(max(prompt.tokens - max(num_reusable, num_published), 0), not_remembered)
     num_same_time = min(max(num_reusable - num_published, 0), not_remembered - num_new)
     num_forgotten = not_remembered - num_new - num_same_time
-    if 0 < num_forgotten < tokens_per_block:
-        cause = max(missed, key=missed.__getitem__, default=words_of(MissCause.EVICTED))
-        missed[cause] = missed.get(cause, 0) + num_forgotten
-        num_forgotten = 0
+    cause_before = max(missed, key=missed.__getitem__, default=words_of(MissCause.EVICTED))
     missed[NEW] = num_new + num_prompt_tokens - prompt.tokens
-    for cause, tokens in ((SAME_TIME, num_same_time), (FORGOTTEN, num_forgotten)):
+    for cause, tokens in ((SAME_TIME, num_same_time), (FORGOTTEN if num_forgotten >= size else cause_before, num_forgotten)):
         if tokens > 0:
-            missed[cause] = tokens
+            missed[cause] = missed.get(cause, 0) + tokens
     return missed

@@ -8,6 +8,7 @@ import pytest
 
 from kv_cache_manager_v2 import AttentionLayerConfig, GpuCacheTierConfig, SsmLayerConfig, config_from_model
 from kv_cache_manager_v2.models.model_description import read_model
+from kv_cache_manager_v2.models.model_fields import ModelConfigError
 from kv_cache_manager_v2.replay.cli import main
 from unit.models.published_models import gqa
 
@@ -91,3 +92,51 @@ def test_a_list_of_blocks_says_how_many_layers_there_are() -> None:
     model = read_model(fields)
     assert [isinstance(layer, SsmLayerConfig) for layer in model.layers] == [True, False, True]
     assert [layer.layer_id for layer in model.layers] == [0, 1, 3]
+
+
+def bytes_and_windows(config: dict[str, Any]) -> list[tuple[int, int | None]]:
+    layers = [layer for layer in read_model(config).layers if isinstance(layer, AttentionLayerConfig)]
+    return [(sum([buffer.size for buffer in layer.buffers]), layer.window_size) for layer in layers]
+
+
+@pytest.mark.parametrize("family", ["gemma4_text", "gemma4_unified_text", "a_family_of_tomorrow"])
+def test_layers_say_what_differs_from_the_model(family: str) -> None:
+    """As transformers 5.24 writes it: by layer, "03" as well as 3; a layer that differs in nothing is not there."""
+    kinds = ["sliding_attention", "full_attention"] * 2
+    fields = gqa(family, 4, 8, 2, 64, layer_types=kinds, sliding_window=32)
+    sliding = (2 * 2 * 64 * 2, 32)
+    own = {"01": {"head_dim": 128}, "3": {"num_key_value_heads": 4, "head_dim": 128}}
+    wanted = [sliding, (2 * 2 * 128 * 2, None), sliding, (2 * 4 * 128 * 2, None)]
+    assert bytes_and_windows({**fields, "per_layer_config": own}) == wanted
+    assert bytes_and_windows({**fields, "per_layer_config": {}}) == [sliding, (2 * 2 * 64 * 2, None)] * 2
+    assert bytes_and_windows({**fields, "per_layer_config": {"2": {"sliding_window": 8}}})[2] == (sliding[0], 8)
+
+
+def test_layers_that_cannot_be_told_are_refused() -> None:
+    fields = gqa("a_family_of_tomorrow", 2, 8, 2, 64)
+    for layers, words in (
+        ([{"head_dim": 8}], "not an object"), ({"first": {"head_dim": 8}}, "'first'"), ({"0": 8}, "'0': 8"),
+        ({"0": {"kv_lora_rank": 8}}, "kv_lora_rank"),
+    ):  # fmt: skip
+        with pytest.raises(ModelConfigError, match=words):
+            read_model({**fields, "per_layer_config": layers})
+
+
+def test_windows_of_mimo_have_twice_the_heads() -> None:
+    """As transformers writes it; with swa_num_key_value_heads, as the checkpoint does, it is as many as that says."""
+    kinds = ["full_attention", "sliding_attention"]
+    fields = gqa("mimo_v2_flash", 2, 64, 4, 192, v_head_dim=128, layer_types=kinds, sliding_window=128)
+    assert bytes_and_windows(fields) == [(4 * 320 * 2, None), (8 * 320 * 2, 128)]
+    told = {"swa_num_key_value_heads": 6, "swa_head_dim": 192, "swa_v_head_dim": 128}
+    assert bytes_and_windows({**fields, **told})[1] == (6 * 320 * 2, 128)
+
+
+def test_a_family_of_another_layout_is_not_advised() -> None:
+    """Its name is near to that of one, and the fields are not."""
+    for family, near in (("minimax_m3", "minimax_m2"), ("deepseek_v4", "deepseek_v3")):
+        for fields in (gqa(family, 2, 8, 2, 64), gqa("llama", 2, 8, 2, 64)):
+            with pytest.raises(ModelConfigError, match="cannot be placed") as refusal:
+                read_model(fields, family=family)
+            assert near not in str(refusal.value)
+    with pytest.raises(ModelConfigError, match="nearest: .*qwen3"):
+        read_model(gqa("llama", 2, 8, 2, 64), family="qwen33")
