@@ -230,6 +230,11 @@ DRILL ?=
 drill: interpreted ## The shared level beside servers that die, freeze and lie, and four processes with kills (DRILL="--seconds 600 --only faults").
 	$(INTERPRETED) $(VENV_PYTHON) -P tests/drill/shared_drill.py $(DRILL)
 
+EVENTS ?=
+.PHONY: drill-events
+drill-events: interpreted ## Routers follow an engine over restarts, gaps, overflow and freezes, compared after each request (EVENTS="--requests 3000 --seed 1").
+	$(INTERPRETED):$(CURDIR)/tests $(VENV_PYTHON) -P tests/drill/events_drill.py $(EVENTS)
+
 GPU ?=
 .PHONY: gpu
 gpu: compiled ## What only a card can show, and one table, appended to docs/performance.md; without a card all is skipped by name (GPU="--only capture").

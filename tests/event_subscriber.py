@@ -6,6 +6,7 @@ Commands on standard input, one answer each on standard output:
 
     expect JSON     go on until the state is that, or fail after 60 s; the state: {"group/medium": [hashes in order]}
     restarted       go on until the publisher was seen to begin anew, for 1 s at most: yes or no
+    miss N          lose the next N messages, or those of 1 s
     facts           what was seen so far
 
 Counts one removal for each store. A number that is missing is asked for at the replay socket, as is what was published before this
@@ -168,6 +169,14 @@ class Router:
             self.step()
         return "yes" if self.facts["restarts"] > 0 else "no"
 
+    def miss(self, count: int) -> str:
+        deadline = time.monotonic() + 1
+        while count > 0 and time.monotonic() < deadline:
+            if self.socket.poll(50):
+                self.socket.recv_multipart()
+                count -= 1
+        return "ok"
+
 
 def main() -> None:
     router = Router(*sys.argv[1:5])
@@ -175,6 +184,8 @@ def main() -> None:
         command, _space, argument = line.strip().partition(" ")
         if command == "expect":
             print(router.expect(json.loads(argument)), flush=True)
+        elif command == "miss":
+            print(router.miss(int(argument)), flush=True)
         else:
             print(router.has_restarted() if command == "restarted" else json.dumps(router.facts), flush=True)
 

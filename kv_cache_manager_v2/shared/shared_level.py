@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Final, SupportsIndex
 
-from ..base.checks import to_count, to_instance, to_int_within, to_number
+from ..base.checks import to_bool, to_count, to_instance, to_int_within, to_number
 from ..base.errors import LogicError
 from ..base.ids import BAD_PAGE_INDEX, CacheTier, TokenIdExt
 from ..base.package_log import PackageLog
@@ -74,7 +74,8 @@ class SharedLevel(SharedSource):
     not be guessed from prompts, and values that another process has altered or made are misses that are counted. ``claim_seconds``: what
     the store was not seen to have for so long is asked for beside later look-ups, 64 pages each time, and told as removed where it is
     gone. ``least_bytes_per_second``: a request that moves its bytes more slowly has failed. ``epoch``: of the fleet's weights, see
-    `begin_epoch`.
+    `begin_epoch`. ``asks``: whether look-ups of this rank ask the store; one rank of several does, and the others learn from the reduced
+    reports what is there.
 
     `StoreError` if no endpoint can be reached, or all refuse: one of several that does costs a warning, and its keys are misses until it
     answers. `ValueError` for a bad argument, or a store whose keys have another format; `ImportError` without xxhash. Later no store's
@@ -96,6 +97,7 @@ class SharedLevel(SharedSource):
         least_bytes_per_second: float = 8 << 20,
         key: bytes | None = None,
         epoch: SupportsIndex = 0,
+        asks: bool = True,
     ) -> None:
         _validate(manager, store, model_id, write_policy, publisher, key)
         num_threads = int(to_int_within(num_load_threads, "num_load_threads", 1, 64))
@@ -120,7 +122,9 @@ class SharedLevel(SharedSource):
         self._counters: Final = SharedCounters()
         guarded = GuardedStore(store)
         placement = Placement(guarded.endpoints)
-        self._space: Final = RecordSpace(self._layouts, placement, self._needs, self._counters, config.tokens_per_block, key, first_epoch)
+        self._space: Final = RecordSpace(
+            self._layouts, placement, self._needs, self._counters, config.tokens_per_block, key, first_epoch, to_bool(asks, "asks")
+        )
         self._stuck_lines: Final = LineLimit()
         self._slot_lines: Final = LineLimit()
         unreachable = _check_endpoints(guarded)
@@ -407,7 +411,7 @@ class SharedLevel(SharedSource):
         pages: list[StagedPage] = []
         for (block, cycle), slot in zip(wanted, slots, strict=True):
             # Lengths that all ranks agree on may need what this rank's own look-up has not asked for.
-            place = places.get(self._layouts[cycle].key(names[block])) or self._space.choices(names, block)[0]
+            place = places.get(self._layouts[cycle].key(names[block])) or self._workers.choose(self._space.choices(names, block))
             pages.append(StagedPage(cycle, block, names[block], slot, place))
         tasks = share_out(pages, self._num_parts, lambda endpoint, part: LoadTask(self._space, self._loads, endpoint, part))
         operation = RemoteOperation(request, step, LOADS, tasks, pages, begin, num_blocks)

@@ -21,8 +21,9 @@ from .store_workers import EndpointCalls, Task
 _LEAST_PART: Final = 4
 """Pages: fewer are not divided."""
 _MOST_CHOICES: Final = 4
-ASKED_AT_ONCE: Final = 64
-"""Blocks of a prompt: a look-up asks for so many, and for the next ones if all are there."""
+ASKED_FIRST: Final = 8
+"""Blocks of a prompt: a look-up asks for so many, if all are there for twice as many more, and so on."""
+MOST_ASKED_AT_ONCE: Final = 64
 
 _logger: Final = PackageLog("kv_cache_manager_v2")
 
@@ -39,6 +40,7 @@ class RecordSpace:
         block_tokens: int,
         key: bytes | None,
         epoch: int,
+        asks: bool,
     ) -> None:
         self.layouts: Final = layouts
         self.placement = placement
@@ -48,6 +50,8 @@ class RecordSpace:
         self.key: Final = key
         self.epoch = epoch
         """Of the weights: part of all names."""
+        self.asks: Final = asks
+        """Whether look-ups ask the store; else another rank's do."""
         self.wrong_records: Final = LineLimit()
 
     def begin_chain(self, scope: ReuseScope) -> NameChain:
@@ -94,6 +98,10 @@ class LookUpTask(Task):
         space = self._space
         self.names = name_blocks(name_root(self._scope, space.key, self.epoch), self._tokens, space.block_tokens)
         end = len(self.names)
+        if not space.asks:
+            # The rank that asks says which of these there are.
+            self.lengths = list(range(self._first + 1, end + 1))
+            return
         needs = space.needs
         cycles = range(needs.num_life_cycles)
         unbounded = [life_cycle for life_cycle in cycles if needs.is_unbounded(life_cycle)]
@@ -111,8 +119,10 @@ class LookUpTask(Task):
     def _find_end(self, calls: EndpointCalls, life_cycle: int, end: int) -> int:
         """Ask for blocks in their order, some at a time; returns where the first one is missing, ``end`` if none is."""
         block = self._first
+        count = ASKED_FIRST
         while block < end:
-            part = range(block, min(end, block + ASKED_AT_ONCE))
+            part = range(block, min(end, block + count))
+            count = min(2 * count, MOST_ASKED_AT_ONCE)
             if not self._ask(calls, life_cycle, list(part)):
                 return next(missing for missing in part if missing not in self.present[life_cycle])
             block = part.stop
@@ -286,7 +296,7 @@ class StoreTask(Task):
             if key not in self._known:
                 self._known.expect(key)
                 places = space.choices(self.names, block)
-                shares.setdefault(calls.choose(places), []).append((position, life_cycle, block))
+                shares.setdefault(calls.workers.choose(places), []).append((position, life_cycle, block))
         for endpoint, share in shares.items():
             self._store(calls, endpoint, share)
 

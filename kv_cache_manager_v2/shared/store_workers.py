@@ -89,7 +89,7 @@ class EndpointCalls:
     """The connections of one thread."""
 
     def __init__(self, workers: "StoreWorkers", kind: str) -> None:
-        self._workers: Final = workers
+        self.workers: Final = workers
         self._kind: Final = kind
         self._open: Final[dict[str, GuardedConnection]] = {}
 
@@ -98,7 +98,7 @@ class EndpointCalls:
 
         It has `PROGRESS_SECONDS`, and what so many keys and bytes take at the least rate; what takes longer counts as a failure.
         """
-        workers = self._workers
+        workers = self.workers
         if workers.is_closing or not workers.asks(endpoint):
             workers.counters.add("refusals")
             return False
@@ -143,14 +143,10 @@ class EndpointCalls:
         workers.record_result(endpoint, error)
         return error is None
 
-    def choose(self, endpoints: list[str]) -> str:
-        """The first that is asked at present."""
-        return next((endpoint for endpoint in endpoints if self._workers.asks(endpoint)), endpoints[0])
-
     def _drop(self, endpoint: str) -> None:
         connection = self._open.pop(endpoint, None)
         if connection is not None:
-            self._workers.connections.discard(connection)
+            self.workers.connections.discard(connection)
             connection.close()
 
     def close(self) -> None:
@@ -221,6 +217,10 @@ class StoreWorkers:
     def is_deaf(self) -> bool:
         """Whether no endpoint would be asked just now."""
         return all([breaker.is_open for breaker in list(self.breakers.values())])
+
+    def choose(self, endpoints: list[str]) -> str:
+        """The first that is asked at present."""
+        return next((endpoint for endpoint in endpoints if self.asks(endpoint)), endpoints[0])
 
     def asks(self, endpoint: str) -> bool:
         """Whether the endpoint is asked at present: it is one of the store's, and does not fail."""

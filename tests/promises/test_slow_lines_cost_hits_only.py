@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from fake_valkey_server import FakeServer
-from shared_models import MODEL, Rank, Server, shared_config, wait_until
+from shared_models import MODEL, Rank, Server, agree, shared_config, wait_until
 
 from kv_cache_manager_v2.shared import MemoryStore, ObjectStore, RemoteRequest, SharedLevel, StoreError, ValkeyStore
-from kv_cache_manager_v2.shared.store_tasks import ASKED_AT_ONCE
+from kv_cache_manager_v2.shared.store_tasks import ASKED_FIRST
 
 TEXTS = [[1000 * number + position for position in range(17)] for number in range(1, 17)]
 ANSWERED = 0.3 + 0.3
@@ -182,14 +182,49 @@ def test_an_idle_engine_frees_all_staging_slots_by_its_reports(servers: list[Fak
         assert len(servers[0].values) == 8 * 4 + 1, "with the format of keys"
 
 
-def test_a_cold_prompt_is_asked_for_in_parts(servers: list[FakeServer]) -> None:
+def test_a_cold_prompt_costs_eight_questions(servers: list[FakeServer]) -> None:
     server = servers[0]
     with Rank(ValkeyStore([server.address]), shared_config(gpu_slots=64)) as rank:
         before = server.commands.count(b"EXISTS")
         request = rank.begin(list(range(4 * 8192 + 1)))
         rank.wait(lambda: request.remote_tokens == 0)
-        assert server.commands.count(b"EXISTS") - before == ASKED_AT_ONCE
+        assert server.commands.count(b"EXISTS") - before == ASKED_FIRST
         request.kv_cache.close()
+
+
+def test_one_rank_asks_and_tells_the_others(servers: list[FakeServer]) -> None:
+    """Each rank has a server of its own. That of the rank that does not ask has lost a page, which its load finds out."""
+    text = list(range(4 * 20 + 1))
+    stores = [ValkeyStore([server.address]) for server in servers[:2]]
+    for store in stores:
+        with Rank(store) as writer:
+            writer.run(text[:-20])
+            writer.drain()
+    before = [server.commands.count(b"EXISTS") for server in servers[:2]]
+    ranks = [Rank(stores[0]), Rank(stores[1], asks=False)]
+    for lost in (None, 7):
+        if lost is not None:
+            del servers[1].values[[key for key in servers[1].values if b"/g0/" in key][lost]]
+        requests = [rank.begin(text) for rank in ranks]
+        while any(request.remote_tokens is None for request in requests):
+            agree(*ranks)
+        assert [request.remote_tokens for request in requests] == [60, 60], "15 of the 20 blocks are there"
+        assert servers[1].commands.count(b"EXISTS") == before[1], "no question of the second rank"
+        assert servers[0].commands.count(b"EXISTS") - before[0] == (8 + 12) * (1 if lost is None else 2)
+        for request in requests:
+            assert request.kv_cache.resume() and request.fetch()
+        while any(request.arrived_tokens is None for request in requests):
+            agree(*ranks)
+        assert [request.arrived_tokens for request in requests] == ([60, 60] if lost is None else [28, 28])
+        assert all([request.take() for request in requests])
+        for rank, request in zip(ranks, requests, strict=True):
+            rank.engine.synchronize()
+            request.cancel_remote()
+            request.kv_cache.close()
+            rank.manager.clear_reusable_blocks()
+    assert ranks[0].manager.state_digest() == ranks[1].manager.state_digest()
+    for rank in ranks:
+        rank.end()
 
 
 def test_windows_are_asked_for_what_the_longest_prefix_needs(servers: list[FakeServer]) -> None:

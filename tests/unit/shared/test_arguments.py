@@ -42,6 +42,7 @@ def test_servers(arguments: tuple[Any, ...], settings: dict[str, Any], name: str
         ("claim_seconds", math.nan),
         ("write_policy", None),
         ("write_policy", "evict"),
+        ("asks", 1),
     ],
 )
 def test_levels(name: str, value: Any) -> None:
