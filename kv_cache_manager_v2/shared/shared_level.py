@@ -29,7 +29,6 @@ from ..base.package_log import PackageLog
 from ..config.manager_config import KVCacheManagerConfig
 from ..config.model_id import ModelId
 from ..device.checksum import require_xxhash
-from ..device.port import Device
 from ..layout.registry import LifeCycleRegistry
 from ..layout.slot_layout import SlotLayout, compute_slot_layout
 from ..manager.durable_opening import describe_identity, describe_layout
@@ -51,7 +50,7 @@ from .remote_report import RemoteReport, intersect_ranges, largest_at_most, to_r
 from .remote_request import RemoteRequest, require_open
 from .shared_statistics import SharedCounters, SharedStatistics
 from .shared_store import SharedStore, StoreError
-from .staging_slots import EnqueuedCopy, StagingSlots
+from .staging_slots import EnqueuedCopy, make_staging, round_up
 from .store_tasks import ClaimTask, LoadTask, LookUpTask, RecordSpace, StagedPage, share_out
 from .store_workers import LOADS, LOOKUPS, StoreWorkers
 
@@ -115,8 +114,8 @@ class SharedLevel(SharedSource):
         self._layouts: Final = _lay_out_records(model_id, config, layout, self._pool_group_of, key)
         slot_bytes = max([record.num_bytes for record in self._layouts])
         for name, num_bytes in (("load_bytes", load_bytes), ("store_bytes", store_bytes)):
-            if to_count(num_bytes, name) < _round_up(slot_bytes):
-                raise ValueError(f"{name} is {num_bytes}; one page with its head needs {_round_up(slot_bytes)}")
+            if to_count(num_bytes, name) < round_up(slot_bytes):
+                raise ValueError(f"{name} is {num_bytes}; one page with its head needs {round_up(slot_bytes)}")
         self.block_tokens: Final = config.tokens_per_block
         self._needs: Final = PageNeeds(list(life_cycles), config.tokens_per_block)
         self._counters: Final = SharedCounters()
@@ -128,7 +127,7 @@ class SharedLevel(SharedSource):
         self._stuck_lines: Final = LineLimit()
         self._slot_lines: Final = LineLimit()
         unreachable = _check_endpoints(guarded)
-        self._loads, self._stores = _make_staging(manager.device, load_bytes, store_bytes, slot_bytes)
+        self._loads, self._stores = make_staging(manager.device, load_bytes, store_bytes, slot_bytes)
         self._workers: Final = StoreWorkers(guarded, self._counters, num_threads, rate, unreachable)
         self._known: Final = KnownPages(publisher, claimed)
         self._claims: ClaimTask | None = None
@@ -575,15 +574,6 @@ def _lay_out_records(
     ]
 
 
-def _make_staging(device: Device, load_bytes: int, store_bytes: int, slot_bytes: int) -> tuple[StagingSlots, StagingSlots]:
-    loads = StagingSlots(device, load_bytes // _round_up(slot_bytes), slot_bytes)
-    try:
-        return loads, StagingSlots(device, store_bytes // _round_up(slot_bytes), slot_bytes)
-    except BaseException:
-        loads.close(False)
-        raise
-
-
 def _to_finite(value: object, name: str, least: int) -> float:
     number = float(to_number(value, name))
     if not least <= number < math.inf:
@@ -598,7 +588,3 @@ def _require_memory_levels(manager: KVCacheManager) -> None:
         )
     if manager._shared.storage.drop_watch is not None:
         raise ValueError("write_policy is 'eviction', and another shared level of this manager has it already: close that one first")
-
-
-def _round_up(num_bytes: int) -> int:
-    return (num_bytes + 4095) // 4096 * 4096

@@ -146,3 +146,18 @@ class StagingSlots:
             self._memory.release()
             self._device.unmap_memory(CacheTier.HOST_MEM, self._address, self._num_bytes)
             self._device.release_range(CacheTier.HOST_MEM, self._address, self._num_bytes)
+
+
+def make_staging(device: Device, load_bytes: int, store_bytes: int, slot_bytes: int) -> tuple[StagingSlots, StagingSlots]:
+    """For loads and for stores."""
+    loads = StagingSlots(device, load_bytes // round_up(slot_bytes), slot_bytes)
+    try:
+        return loads, StagingSlots(device, store_bytes // round_up(slot_bytes), slot_bytes)
+    except BaseException:
+        loads.close(False)
+        raise
+
+
+def round_up(num_bytes: int) -> int:
+    """To whole pages of memory."""
+    return (num_bytes + 4095) // 4096 * 4096
