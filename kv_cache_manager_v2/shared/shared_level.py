@@ -99,17 +99,15 @@ class SharedLevel(SharedSource):
         asks: bool = True,
     ) -> None:
         _validate(manager, store, model_id, write_policy, publisher, key)
-        num_threads = int(to_int_within(num_load_threads, "num_load_threads", 1, 64))
-        claimed = _to_finite(claim_seconds, "claim_seconds", 0)
-        rate = _to_finite(least_bytes_per_second, "least_bytes_per_second", 1)
-        first_epoch = to_count(epoch, "epoch")
+        self._num_parts: Final = int(to_int_within(num_load_threads, "num_load_threads", 1, 64))
+        claimed, rate = _to_finite(claim_seconds, "claim_seconds", 0), _to_finite(least_bytes_per_second, "least_bytes_per_second", 1)
+        first_epoch, does_ask = to_count(epoch, "epoch"), to_bool(asks, "asks")
         require_xxhash()
         config = manager.init_config
         life_cycles = LifeCycleRegistry(config)
         layout = compute_slot_layout(config, life_cycles)
         self._manager: Final = manager
         self._write_policy: Final = write_policy
-        self._num_parts: Final = num_threads
         self._pool_group_of: Final = [int(group) for group in layout.pool_group_indices]
         self._layouts: Final = _lay_out_records(model_id, config, layout, self._pool_group_of, key)
         slot_bytes = max([record.num_bytes for record in self._layouts])
@@ -120,15 +118,14 @@ class SharedLevel(SharedSource):
         self._needs: Final = PageNeeds(list(life_cycles), config.tokens_per_block)
         self._counters: Final = SharedCounters()
         guarded = GuardedStore(store)
-        placement = Placement(guarded.endpoints)
         self._space: Final = RecordSpace(
-            self._layouts, placement, self._needs, self._counters, config.tokens_per_block, key, first_epoch, to_bool(asks, "asks")
+            self._layouts, Placement(guarded.endpoints), self._needs, self._counters, self.block_tokens, key, first_epoch, does_ask
         )
         self._stuck_lines: Final = LineLimit()
         self._slot_lines: Final = LineLimit()
         unreachable = _check_endpoints(guarded)
         self._loads, self._stores = make_staging(manager.device, load_bytes, store_bytes, slot_bytes)
-        self._workers: Final = StoreWorkers(guarded, self._counters, num_threads, rate, unreachable)
+        self._workers: Final = StoreWorkers(guarded, self._counters, self._num_parts, rate, unreachable)
         self._known: Final = KnownPages(publisher, claimed)
         self._claims: ClaimTask | None = None
         try:

@@ -1,5 +1,8 @@
 """Two prefill and two decode processes, whose transfers over NIXL are frozen and killed at random: no wrong byte may be believed.
 
+A third of the requests are read, a third written as a whole, a third written layer by layer by both prefill processes into one decode
+process: the first has the first layers, the second the others, as ranks of a pipeline do.
+
     python drill.py --seconds 60 --seed 1
 
 Prints one table. Each decode process compares every byte of every transfer that is DONE with what the prompt's tokens say.
@@ -14,6 +17,7 @@ import signal
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from random import Random
 from typing import Any, Final
@@ -44,9 +48,14 @@ def make_manager() -> KVCacheManager:
     return KVCacheManager(config, device=HostDevice())
 
 
-def places(manager: KVCacheManager, kv_cache: KVCache, tokens: list[int]) -> list[tuple[int, bytes]]:
+LAYERS: Final = (0, 1, 2)
+
+
+def places(manager: KVCacheManager, kv_cache: KVCache, tokens: list[int], layers: Sequence[int] = LAYERS) -> list[tuple[int, bytes]]:
     found: list[tuple[int, bytes]] = []
     for number, buffer_id in enumerate(manager.all_buffer_ids):
+        if buffer_id.layer_id not in layers:
+            continue
         pages = manager.get_aggregated_pages([buffer_id])[0]
         slots = kv_cache.get_base_page_indices(pages.layer_group_id)
         for position, token in enumerate(tokens):
@@ -73,7 +82,7 @@ def work(name: str, pipe: Connection) -> None:
     pipe.send(("up", 0, None))
     while True:
         if pipe.poll(0.0005):
-            order, request, tokens, data = pipe.recv()
+            order, request, tokens, data, layers = pipe.recv()
             if order == "count":
                 pipe.send(("count", request, (len(manager.open_leases), longest)))
                 continue
@@ -87,15 +96,18 @@ def work(name: str, pipe: Connection) -> None:
                 continue
             try:
                 if order in ("offer", "write"):
-                    for address, content in places(manager, kv_cache, tokens):
-                        ctypes.memmove(address, content, TOKEN_BYTES)
+                    for part in [layers] if layers == LAYERS else [(layer,) for layer in layers]:
+                        for address, content in places(manager, kv_cache, tokens, part):
+                            ctypes.memmove(address, content, TOKEN_BYTES)
+                        if order == "write":
+                            agent.write([data], kv_cache, tokens, [LayerId(layer) for layer in part])
+                            agent.progress()
                     if order == "offer":
                         pipe.send(("offered", request, agent.offer(kv_cache, tokens).offer.to_bytes()))
-                    else:
-                        agent.write([data], kv_cache, tokens)
                     kv_cache.close()
                 else:
-                    transfer = agent.invite(kv_cache, tokens) if order == "invite" else agent.read([data], kv_cache, tokens)
+                    num_peers = 1 if layers == LAYERS else 2
+                    transfer = agent.invite(kv_cache, tokens, num_peers) if order == "invite" else agent.read([data], kv_cache, tokens)
                     waiting[request] = kv_cache, tokens, transfer
                     if order == "invite":
                         pipe.send(("invited", request, transfer.offer.to_bytes()))
@@ -142,7 +154,7 @@ def run(seconds: float, seed: int) -> Counter[str]:
     names = ["prefill-0", "prefill-1", "decode-0", "decode-1"]
     workers = {name: Worker(context, name) for name in names}
     counts: Counter[str] = Counter()
-    under_way: dict[int, tuple[str, str, list[int], float]] = {}
+    under_way: dict[int, tuple[str, str, list[int], tuple[int, ...], float]] = {}
     num_requests = 0
     began = time.monotonic()
     next_harm = began + 3.0
@@ -163,13 +175,18 @@ def run(seconds: float, seed: int) -> Counter[str]:
                 worker.is_up = True
                 known = under_way.get(request)
                 if kind in ("offered", "invited") and known is not None:
-                    prefill, decode, tokens, _since = known
+                    prefill, decode, tokens, layers, _since = known
                     target, order = (decode, "read") if kind == "offered" else (prefill, "write")
-                    _send(workers[target], (order, request, tokens, data))
+                    _send(workers[target], (order, request, tokens, data, layers))
+                    if layers != LAYERS:
+                        other = names[1] if prefill == names[0] else names[0]
+                        rest = tuple(layer for layer in LAYERS if layer not in layers)
+                        _send(workers[other], (order, request, tokens, data, rest))
                 elif kind in ("done", "failed", "wrong") and known is not None:
                     counts[kind] += 1
+                    counts["layered"] += kind == "done" and known[3] != LAYERS
                     del under_way[request]
-        for request, (_prefill, _decode, _tokens, since) in list(under_way.items()):
+        for request, (_prefill, _decode, _tokens, _layers, since) in list(under_way.items()):
             if now - since > 8 * LEASE:
                 counts["unanswered"] += 1
                 del under_way[request]
@@ -179,9 +196,12 @@ def run(seconds: float, seed: int) -> Counter[str]:
             prefill, decode = random.choice(names[:2]), random.choice(names[2:])
             head = random.randrange(3)
             tokens = [head * 1000 + at for at in range(48)] + [random.randrange(1 << 20) for _ in range(random.randrange(1, 200))]
-            under_way[num_requests] = prefill, decode, tokens, now
-            order, target = ("offer", prefill) if random.random() < 0.5 else ("invite", decode)
-            _send(workers[target], (order, num_requests, tokens, b""))
+            way = random.choice(("read", "written", "layer by layer"))
+            counts[way] += 1
+            layers = LAYERS[: random.randrange(1, 3)] if way == "layer by layer" else LAYERS
+            under_way[num_requests] = prefill, decode, tokens, layers, now
+            order, target = ("offer", prefill) if way == "read" else ("invite", decode)
+            _send(workers[target], (order, num_requests, tokens, b"", layers))
         if up and not is_over and now > next_harm:
             next_harm = now + random.uniform(0.3, 1.5)
             name = random.choice(names)
@@ -200,21 +220,21 @@ def run(seconds: float, seed: int) -> Counter[str]:
         worker.signal(signal.SIGCONT)
     time.sleep(4 * LEASE)
     for worker in workers.values():
-        _send(worker, ("count", 0, [], b""))
+        _send(worker, ("count", 0, [], b"", LAYERS))
         while worker.pipe.poll(10.0):
             kind, _request, data = worker.pipe.recv()
             if kind == "count":
                 counts["leases"] += data[0]
                 counts["longest_us"] = max(counts["longest_us"], round(data[1] * 1e6))
                 break
-        _send(worker, ("stop", 0, [], b""))
+        _send(worker, ("stop", 0, [], b"", LAYERS))
         worker.process.join(5.0)
         worker.signal(signal.SIGKILL) if worker.process.is_alive() else None
     counts["requests"] = num_requests
     return counts
 
 
-def _send(worker: Worker, order: tuple[str, int, list[int], bytes]) -> None:
+def _send(worker: Worker, order: tuple[str, int, list[int], bytes, tuple[int, ...]]) -> None:
     try:
         worker.pipe.send(order)
     except OSError:
@@ -228,8 +248,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     counts = run(options.seconds, options.seed)
-    for name in ("requests", "done", "failed", "unanswered", "wrong", "frozen", "killed", "leases", "longest_us"):
-        print(f"{name:12} {counts[name]:8}")
+    ways = ("requests", "read", "written", "layer by layer")
+    for name in (*ways, "done", "layered", "failed", "unanswered", "wrong", "frozen", "killed", "leases", "longest_us"):
+        print(f"{name:14} {counts[name]:8}")
     return 0 if counts["wrong"] == 0 and counts["leases"] == 0 and counts["done"] > 0 else 1
 
 
