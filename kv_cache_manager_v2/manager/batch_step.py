@@ -16,7 +16,7 @@ from ..reuse.token_packing import TOKEN_BYTES, has_digest, pack_tokens
 from ..sequence.commit import commit_packed, commit_token
 from ..sequence.disk_arrivals import wait_for_reads
 from ..sequence.finish_plan import FinishPlan
-from ..sequence.finish_question import FinishQuestion, find_easy_plan
+from ..sequence.finish_question import FinishQuestion
 from ..sequence.forked_blocks import validate_same_tokens
 from ..sequence.page_arrivals import settle_arrivals
 from ..sequence.planned_rules import require_valid, validate_others
@@ -146,10 +146,7 @@ class BatchStep:
                 )
             self._others.append(state)
             position += 1
-        if self._shared.storage.closed.has_disks:
-            self._shared.storage.closed.look()
-        easy = find_easy_plan(self._shared, self._others, remaining)
-        return easy if easy is not None else FinishQuestion(self._shared, self._others, remaining, largest_step).find()
+        return FinishQuestion(self._shared, self._others, remaining, largest_step).find()
 
     def commit(self, tokens: object) -> None:
         """One token id each."""

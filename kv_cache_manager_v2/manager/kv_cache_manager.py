@@ -658,8 +658,8 @@ class KVCacheManager(Handle):
         Each grows by its ``remaining_tokens`` beyond its capacity, in steps of at most ``max_step`` tokens (None: of any number), each of
         which begins where the last one ended: ``resize(old capacity + step, old capacity)``. Open sequences outside the list stay as they
         are; leased pages and quarantined slots are no room. The plan is true if there is an order, and has it; else it says what
-        binds. Never a wrong yes; a wrong no only where windows, beams, scratch slots or leased twins are. What a device may refuse is not
-        foreseen.
+        binds. Never a wrong yes; a wrong no only where windows, beams, forks, scratch slots, leases, twins or closed levels are. What a
+        device may refuse is not foreseen. It takes a sum for each sequence, whatever its length.
 
         Changes nothing, and waits for nothing. `ValueError` for numbers that are out of range or not one for each sequence, and for a
         sequence that is listed twice or is another manager's; `LogicError` for a closed one.

@@ -134,16 +134,24 @@ def test_the_first_published_block_catches_up_with_none(policy: EvictionPolicy) 
 
 
 @pytest.mark.skipif(is_compiled(), reason=IS_COMPILED)
-def test_can_finish_counts_no_pages_where_there_is_room() -> None:
-    """A few sequences of a thousand blocks each: what is asked of each of them is a sum."""
-    with make_manager(4 * NUM_BLOCKS, EvictionPolicy.LRU) as manager:
-        opened = [run_prompt(manager, prompt_of(number, NUM_BLOCKS)) for number in range(3)]
-        opened[2].suspend()
-        with RoundCount() as count:
-            plan = manager.can_finish(opened, [100, 0, 7], 16)
-        assert plan and 3 <= count.num_rounds <= 3 * len(opened), count.where
-        for kv_cache in opened:
-            kv_cache.close()
+@pytest.mark.parametrize("remaining", [0, 10**6])
+def test_can_finish_takes_sums_of_sequences(remaining: int) -> None:
+    """Sequences with 16 times as many blocks, forked, suspended, in a cache that is 16 times as full: each of the two ends that are found
+    by halves takes four more rounds, whatever the answer is."""
+    num_lines = []
+    for num_blocks in (NUM_BLOCKS // 16, NUM_BLOCKS):
+        with make_manager(5 * num_blocks, EvictionPolicy.LRU) as manager:
+            run_prompt(manager, prompt_of(9, num_blocks)).close()
+            opened = [run_prompt(manager, prompt_of(number, num_blocks)) for number in range(3)]
+            opened.append(opened[0].fork())
+            opened[2].suspend()
+            with RoundCount() as count:
+                plan = manager.can_finish(opened, [remaining] * 4, 16)
+            assert bool(plan) is (remaining == 0) and count.num_rounds <= 16, count.where
+            num_lines.append(count.num_lines)
+            for kv_cache in opened:
+                kv_cache.close()
+    assert num_lines[1] <= num_lines[0] + 4 * 60, num_lines
 
 
 def arrays_of(manager: KVCacheManager) -> dict[str, Any]:
