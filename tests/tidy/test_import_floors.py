@@ -15,7 +15,7 @@ from .source_tree import PACKAGE, Source, package_sources
 
 THIRD_PARTY: Final = {
     "numpy", "cuda", "librt", "mypy_extensions", "rawref", "rich", "prometheus_client", "zmq", "msgspec", "torch", "transformers",
-    "zstandard", "tokenizers", "xxhash", "vllm", "obstore", "nixl", "mooncake",
+    "zstandard", "pyarrow", "tokenizers", "xxhash", "vllm", "obstore", "nixl", "mooncake",
 }  # fmt: skip
 
 # Modules that only these folders and files import. cuda, mmap and ctypes reach the driver and the operating system; time and
@@ -31,6 +31,7 @@ DOORS: Final = {
     "vllm": {"integrations"},
     "prometheus_client": {"metrics"},
     "zstandard": {"replay"},
+    "pyarrow": {"replay"},
     "tokenizers": {"replay"},
     "argparse": {"replay", "testing"},
     "zmq": {"publishing"},

@@ -9,7 +9,7 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "kv_cache_manager_v2"
 OPTIONAL = {
-    "prometheus_client", "zmq", "msgspec", "rich", "cuda", "zstandard", "tokenizers", "xxhash", "obstore",
+    "prometheus_client", "zmq", "msgspec", "rich", "cuda", "zstandard", "pyarrow", "tokenizers", "xxhash", "obstore",
     "mooncake",
 }  # fmt: skip
 
@@ -56,6 +56,7 @@ with tempfile.NamedTemporaryFile() as file:
     file.flush()
     kvcm("{0}", file.name, *(["-"] if "{0}" == "convert" else []))
 """
+PARQUET = ZST.replace("28b52ffd20031900006162630a", "5041523100")
 TOKENIZER = """
 import tempfile
 with tempfile.NamedTemporaryFile() as file:
@@ -93,6 +94,7 @@ def run_without(absent: str, program: str) -> str:
         ("cuda", "kvcm('replay', '--limit', '2', '--device', 'cuda')", "pip install cuda-python"),
         ("zstandard", ZST.format("replay"), "a .zst file needs the package zstandard: pip install zstandard"),
         ("zstandard", ZST.format("convert"), "a .zst file needs the package zstandard: pip install zstandard"),
+        ("pyarrow", PARQUET.format("replay"), "a parquet file needs the package pyarrow: pip install pyarrow"),
         ("tokenizers", TOKENIZER, "--tokenizer needs the package tokenizers: pip install tokenizers"),
         ("nixl", NIXL, "kv_cache_manager_v2.integrations.nixl needs the package nixl: pip install --no-deps nixl-cu12 nixl numpy"),
         ("torch", TRANSFORMERS, "kv_cache_manager_v2.integrations.transformers needs the package 'transformers>=5.23,<5.25' torch"),

@@ -1,4 +1,4 @@
-"""The lines or items of a log file: plain, `.gz` or `.zst` by their first bytes, or the standard input (``-``).
+"""The lines or items of a log file: plain, `.gz`, `.zst` or parquet by their first bytes, or the standard input (``-``).
 
 The standard input is copied to a temporary file, as a log is read more than once. A file that is no log at all, a folder, or one
 that ends early is a `BadInputError`, which says what it is and what works.
@@ -26,9 +26,9 @@ FORMATS: Final = (
     "prompt, input), token ids (prompt_token_ids), BurstGPT csv and Azure csv"
 )
 _GZIP: Final = b"\x1f\x8b"
+_PARQUET: Final = b"PAR1"
 _ZSTD: Final = b"\x28\xb5\x2f\xfd"
 _OTHERS: Final = {
-    b"PAR1": "a parquet file: write it as JSON lines",
     b"PK\x03\x04": "a zip file: unpack it first",
     b"BZh": "a bzip2 file: bzcat FILE | kvcm ... -",
     b"\xfd7zXZ": "an xz file: xzcat FILE | kvcm ... -",
@@ -81,6 +81,9 @@ class LogFile:
         if head.startswith(_ZSTD):
             with raw:
                 return self._open_unpacked(raw)
+        if head.startswith(_PARQUET):
+            with raw:
+                return self._open_rows(raw)
         for magic, what in _OTHERS.items():
             if head.startswith(magic):
                 raw.close()
@@ -204,6 +207,27 @@ class LogFile:
                 frame = None
         if frame is not None:
             raise BadInputError(f"{self.path}: a zst file that ends early, in the middle of a frame; get it again")
+        return self._open_copy_of_content(unpacked)
+
+    def _open_rows(self, raw: IO[bytes]) -> IO[bytes]:
+        """The rows of a parquet file as JSON lines, from a temporary file; a column that a row lacks is no field of it."""
+        try:
+            import pyarrow
+            from pyarrow import parquet
+        except ImportError as missing:
+            text = str(missing_package("a parquet file", "pyarrow", missing))
+            raise BadInputError(f"{self.path}: {text}. Or write it as JSON lines") from None
+        lines = tempfile.NamedTemporaryFile(prefix="kvcm-")
+        try:
+            for batch in parquet.ParquetFile(raw).iter_batches():
+                for row in batch.to_pylist():
+                    fields = {name: value for name, value in row.items() if value is not None}
+                    lines.write(json.dumps(fields, default=str).encode() + b"\n")
+        except (pyarrow.ArrowException, OSError) as error:
+            raise BadInputError(f"{self.path}: a parquet file that ends early or is damaged ({error}); get it again") from None
+        return self._open_copy_of_content(lines)
+
+    def _open_copy_of_content(self, unpacked: Any) -> IO[bytes]:
         unpacked.flush()
         if self._unpacked is not None:
             self._unpacked.close()

@@ -1,6 +1,7 @@
 """Logs of all formats: recognised by their content, read into requests that share what their texts, ids or turns share."""
 
 import gzip
+import importlib.util
 import io
 import json
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import zstandard
 
+from kv_cache_manager_v2.replay.bad_input import BadInputError
 from kv_cache_manager_v2.replay.cli import main
 from kv_cache_manager_v2.replay.logs.log_reader import LogOptions
 from kv_cache_manager_v2.replay.tokens import answer_segment, make_tokens
@@ -284,6 +286,23 @@ def test_turns_of_burstgpt_continue(tmp_path: Path) -> None:
     assert any("1 rows without prompt tokens" in note for note in log.notes())
 
 
+def test_a_parquet_file_is_read_as_its_rows_are_in_json_lines(tmp_path: Path) -> None:
+    """Messages are lists of structs; a column that only some rows have is null in the others."""
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    from pyarrow import Table, parquet
+
+    rows: list[dict[str, Any]] = [
+        {"messages": [{"role": "user", "content": "one " * 40}], "max_tokens": 7},
+        {"messages": [{"role": "user", "content": "one " * 40}, {"role": "assistant", "content": "two"}]},
+    ]
+    parquet.write_table(Table.from_pylist(rows), tmp_path / "log.parquet")
+    expected = list(read(tmp_path, jsonl(*rows)).requests())
+    content = (tmp_path / "log.parquet").read_bytes()
+    assert len(expected) == 2 and list(read(tmp_path, content).requests()) == expected
+    with pytest.raises(BadInputError, match="a parquet file that ends early or is damaged"):
+        list(read(tmp_path, content[:-20]).requests())
+
+
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
@@ -294,7 +313,7 @@ def test_turns_of_burstgpt_continue(tmp_path: Path) -> None:
         ("damaged gzip", gzip.compress(b"x" * 1000)[:12] + b"\x00" * 40, ["gzip", "damaged"]),
         ("cut zst", zstandard.compress(jsonl(*[{**HASHED, "timestamp": n} for n in range(900)]))[:900], ["zst", "ends early"]),
         ("cut array", json.dumps(CHATS).encode()[:-40], ["array", "cut off"]),
-        ("parquet", b"PAR1" + bytes(100), ["parquet", "JSON lines"]),
+        ("parquet", b"PAR1" + bytes(100), ["parquet", "pyarrow" if importlib.util.find_spec("pyarrow") is None else "damaged"]),
         ("program", b"\x7fELF" + bytes(100), ["a program", "Mooncake"]),
         ("UTF-16", "{}\n".encode("utf-16"), ["UTF-16", "iconv"]),
         ("packed random", gzip.compress(b"\xf1\x8b\x00\n" * 9), ["a binary file", "f1 8b 00 0a", "Mooncake"]),
