@@ -101,6 +101,7 @@ _MOST_SLOTS: Final = 1 << 44
 _MOST_NUMBERS: Final = 1 << 60
 """The largest number of a node or a generation."""
 _WEIGHT_BYTES: Final = 8
+_DIGITS: Final = 1 << 16
 
 # Where the fields are, from the beginning of a record on.
 _AT_NODE: Final = 1
@@ -269,6 +270,28 @@ class IndexState:
         for page in range(len(self.page_nodes)):
             if self.page_nodes[page] != IS_GONE:
                 pages = append(pages, page)
+        return pages
+
+    def sort_pages(self, pages: vec[i64]) -> vec[i64]:
+        """These, which are in the order of their records, by generation; those of an equal one, which is damage, in that order.
+
+        A million Python integers to sort would take a second and 70 MiB: digits of 16 bits are counted, the lowest first.
+        """
+        generations = self._generations
+        shift: i64 = 0
+        while self.next_generation >> shift > 0:
+            ends = vec[i64]([0] * (_DIGITS + 1))
+            for page in pages:
+                ends[(generations[page] >> shift & _DIGITS - 1) + 1] += 1
+            for digit in range(_DIGITS):
+                ends[digit + 1] += ends[digit]
+            ordered = vec[i64]([0] * len(pages))
+            for page in pages:
+                digit_of = generations[page] >> shift & _DIGITS - 1
+                ordered[ends[digit_of]] = page
+                ends[digit_of] += 1
+            pages = ordered
+            shift += 16
         return pages
 
     def generation_of(self, page: i64) -> i64:

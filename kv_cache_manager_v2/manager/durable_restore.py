@@ -299,20 +299,19 @@ class DurableRestore:
                 and self._pages_of[node * self._shared.num_life_cycles + state.life_cycle_of(page)] == page
             ):
                 pages = append(pages, page)
-        # By generation, and by ordinal where nothing of this package wrote the index: a number for both sorts faster than a pair.
-        count: i64 = len(pages)
-        keys = sorted([int(state.generation_of(pages[position])) * int(count) + position for position in range(int(count))])
-        self.pages = vec[i64]([int(pages[key % int(count)]) for key in keys])
-        self.num_pages = count
+        self.pages = state.sort_pages(pages)
+        self.num_pages = len(pages)
 
     def _take_slots(self, state: IndexState) -> None:
         storage = self._shared.storage
-        slots: list[list[int]] = [[] for _group in range(int(storage.num_pool_groups))]
-        for page in self.pages:
-            slots[state.pool_group_of(page)].append(int(state.slot_of(page)))
-        for pool_group, taken in enumerate(slots):
-            taken.sort()
-            storage.allocators[self._durable.index * storage.num_pool_groups + pool_group].take_first_slots(taken)
+        first = self._durable.index * storage.num_pool_groups
+        for pool_group in range(storage.num_pool_groups):
+            allocator = storage.allocators[first + pool_group]
+            is_taken = vec[bool]([False] * allocator.num_slots)
+            for page in self.pages:
+                if state.pool_group_of(page) == pool_group:
+                    is_taken[state.slot_of(page)] = True
+            allocator.take_first_slots([slot for slot in range(int(allocator.num_slots)) if is_taken[slot]])
 
     def _plant_blocks(self, state: IndexState) -> None:
         """In the order of the first page that needs each, ancestors first."""
