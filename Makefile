@@ -128,6 +128,13 @@ PEERS ?=
 bench-peers: compiled ## The same work through vLLM's and SGLang's cache managers, installed for it (10 GB): docs/comparison.md (PEERS="--rounds 3").
 	$(VENV_PYTHON) -P benchmarks/peers/run_peers.py --compiled $(CURDIR)/build/compiled $(PEERS)
 
+GAINS ?=
+.PHONY: gains
+gains: compiled ## vLLM's scheduler with its cache manager and with this one, on traces, no model and no card: docs/gains.md (GAINS="--models gemma").
+	@test -x build/vllm/bin/python || $(VENV_PYTHON) -m venv build/vllm
+	@build/vllm/bin/python -P tests/integrations/install_vllm.py
+	$(COMPILED):$(CURDIR)/tests OMP_NUM_THREADS=1 build/vllm/bin/python -P benchmarks/gains.py $(GAINS)
+
 TRACES ?=
 .PHONY: check-policies
 check-policies: interpreted ## LRU, LFU, ARC, S3-FIFO and the optimum beside libCacheSim's, on traces without prefixes (TRACES="a.jsonl b.jsonl").
