@@ -21,7 +21,7 @@ from ..device.host_device import HostDevice
 from ..manager.kv_cache import KVCache
 from ..manager.kv_cache_manager import KVCacheManager
 # First of all, as it says which vLLM is needed.
-from .vllm_pool import list_layers
+from .vllm_groups import list_layers
 
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole

@@ -2,14 +2,16 @@
 
 A request is a sequence from its first `allocate_slots` until `free`; preempting one closes it, and its blocks are found again by their
 tokens. Blocks that a step computes are planned when it is scheduled (`KVCache.publish_planned`), so that requests of one step share: each
-layer writes a step's keys and values before it reads any. They are committed when the next step begins.
+layer writes a step's keys and values before it reads any. They are committed when the next step begins: workers run steps in the order
+in which they were scheduled, however many are in flight. Known tokens alone are planned and committed, never a draft or a placeholder, so
+what is counted as computed never falls back behind them.
 
 Most decode steps change nothing: a request goes to the manager only where a block is begun, or becomes full.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
@@ -24,7 +26,7 @@ from ..publishing import wire_event
 from ..publishing.wire_translator import WireTranslator
 from ..publishing.wire_writer import mark_salt
 from ..reuse.reuse_scope import ReuseScope
-from .vllm_pool import LayerPool
+from .vllm_groups import make_manager
 
 _logger: Final = PackageLog("kv_cache_manager_v2")
 
@@ -47,10 +49,12 @@ class BlockIds(KVCacheBlocks):
 class _Running:
     """A request that has pages."""
 
-    __slots__ = ("kv_cache", "num_announced", "quiet_end", "is_published")
+    __slots__ = ("kv_cache", "num_announced", "num_matched", "quiet_end", "is_published")
 
-    def __init__(self, kv_cache: KVCache, is_published: bool) -> None:
+    def __init__(self, kv_cache: KVCache, is_published: bool, num_matched: int) -> None:
         self.kv_cache: Final = kv_cache
+        self.num_matched: Final = num_matched
+        """Blocks that the request found computed."""
         self.num_announced = 0
         """Blocks whose ids the workers know."""
         self.quiet_end = 0
@@ -88,12 +92,14 @@ class PagedKVCacheManager(KVCacheManager):
 
     def __init__(
         self,
-        pool: LayerPool,
         kv_cache_config: KVCacheConfig,
         *,
         max_model_len: int,
-        max_step_tokens: int,
+        max_in_flight_tokens: int,
         enable_caching: bool,
+        drops_last_block: bool,
+        watermark: float,
+        has_events: bool,
         shares_in_step: bool,
         log_stats: bool,
     ) -> None:
@@ -105,20 +111,27 @@ class PagedKVCacheManager(KVCacheManager):
         self.num_kv_cache_groups = len(kv_cache_config.kv_cache_groups)
         self.mamba_shared_prefix_checkpoint = False
         self.coordinator: Any = _Groups(self, kv_cache_config)
-        self.pool: Final = pool
-        self._manager: Final = pool.manager
-        self._tokens_per_block: Final = pool.manager.tokens_per_block
-        self._max_step_tokens: Final = max_step_tokens
+        self.block_pool: Any = self
+        self._manager: Final = make_manager(kv_cache_config, has_events)
+        self._table_groups: Final[list[int]] = [self._manager.get_layer_group_id(number) for number in range(self.num_kv_cache_groups)]
+        """Of each KV cache group of vLLM the manager's layer group, whose base page indices are its block ids."""
+        self._tokens_per_block: Final = self._manager.tokens_per_block
+        self._max_in_flight_tokens: Final = max_in_flight_tokens
+        self._drops_last_block: Final = drops_last_block
+        self._watermark_blocks: Final = int(watermark * kv_cache_config.num_blocks)
         self._shares_in_step: Final = shares_in_step
         self._running: Final[dict[str, _Running]] = {}
         self._planned: list[tuple[_Running, Any, int]] = []
         """Requests with planned blocks, in the order of their planning: a reader comes behind its writer. The number is where they end."""
+        self._zeroes_blocks: Final[bool] = kv_cache_config.needs_kv_cache_zeroing
+        self._new_ids: list[int] = []
         self._lora_names: Final[dict[int, str]] = {}
         """Of adapters that had requests, for events."""
         self._translator: WireTranslator | None = None
-        if pool.events is not None:
-            kinds = pool.events.layer_group_kinds
-            self._translator = WireTranslator(self._tokens_per_block, pool.events.cache_tiers, kinds, self._lora_names)
+        self._events: Final = self._manager.event_manager
+        if self._events is not None:
+            kinds = self._events.layer_group_kinds
+            self._translator = WireTranslator(self._tokens_per_block, self._events.cache_tiers, kinds, self._lora_names)
         self.empty_kv_cache_blocks = BlockIds(tuple([] for _ in range(self.num_kv_cache_groups)))
 
     # -- a step --------------------------------------------------------------------------------------------------------
@@ -128,11 +141,15 @@ class PagedKVCacheManager(KVCacheManager):
 
     def get_computed_blocks(self, request: Any) -> tuple[KVCacheBlocks, int, int]:
         """How many tokens need no computing. Nothing is held: `allocate_slots` follows before anything else happens."""
-        if not self.prefix_cache_lookup_enabled(request) or request.prompt_embeds is not None:
+        if not self.prefix_cache_lookup_enabled(request) or not is_text(request):
             return self.empty_kv_cache_blocks, 0, 0
+        scope = scope_of(request)
         # The last token is always computed.
         tokens = request.all_token_ids[: request.num_tokens - 1]
-        return self.empty_kv_cache_blocks, self._manager.probe_reuse(scope_of(request), tokens, include_planned=True), 0
+        num_found = self._manager.probe_reuse(scope, tokens, include_planned=True)
+        if self._drops_last_block and num_found > 0:
+            num_found = self._manager.probe_reuse(scope, tokens[: num_found - self._tokens_per_block], include_planned=True)
+        return self.empty_kv_cache_blocks, num_found, 0
 
     def allocate_slots(
         self,
@@ -154,6 +171,27 @@ class PagedKVCacheManager(KVCacheManager):
         running = self._running.get(request.request_id)
         if running is not None and num_needed <= running.quiet_end:
             return self.empty_kv_cache_blocks
+        num_spared = reserved_blocks + (self._watermark_blocks if running is None and has_scheduled_reqs else 0)
+        num_known = 0 if delay_cache_blocks else min(num_computed + num_new_tokens, request.num_tokens)
+        try:
+            return self._allocate(running, request, num_computed, num_needed, num_known, num_spared, full_sequence_must_fit)
+        except Exception:
+            digest, refusal = self._manager.state_digest().hex(), self._manager.last_refusal
+            _logger.error("request %s failed; state digest %s, last refusal: %s", request.request_id, digest, refusal)
+            raise
+
+    def _allocate(
+        self,
+        running: _Running | None,
+        request: Any,
+        num_computed: int,
+        num_needed: int,
+        num_known: int,
+        num_spared: int,
+        full_sequence_must_fit: bool,
+    ) -> KVCacheBlocks | None:
+        """``num_known``: tokens that the step leaves computed, and that are no drafts; 0 to publish nothing yet. ``num_spared``: blocks
+        that a new request leaves free."""
         is_new = running is None
         if running is None:
             running = self._open(request, num_computed)
@@ -166,27 +204,27 @@ class PagedKVCacheManager(KVCacheManager):
         if running.is_published:
             self._commit(running, request, num_computed)
         size = self._tokens_per_block
+        # Drafts in flight may be rejected, and the count of computed tokens falls back by them.
+        history = max(kv_cache.history_length, num_computed - request.num_in_flight_tokens)
         capacity = -(-min(num_needed, self.max_model_len) // size) * size
         if capacity < kv_cache.capacity:
             capacity = kv_cache.capacity
-        if not kv_cache.resize(capacity, num_computed):
+        if not kv_cache.resize(capacity, history) or (is_new and self._count_free() < num_spared):
             if is_new:
                 kv_cache.close()
             return None
         if is_new:
             self._running[request.request_id] = running
-        self.pool.await_tiers(kv_cache)
         running.quiet_end = capacity
         if running.is_published:
-            num_final = min(num_computed + num_new_tokens, request.num_tokens)
             if self._shares_in_step:
-                self._plan(running, request, num_final)
-            running.quiet_end = min(capacity, num_final // size * size + size - 1)
+                self._plan(running, request, num_known)
+            running.quiet_end = min(capacity, num_known // size * size + size - 1)
         return self._announce(running)
 
     def _open(self, request: Any, num_computed: int) -> _Running | None:
         """An active sequence that begins with ``num_computed`` matched tokens; None if there is no room."""
-        is_published = self.enable_caching and request.prompt_embeds is None
+        is_published = self.enable_caching and is_text(request)
         if request.lora_request is not None:
             self._lora_names[request.lora_request.lora_int_id] = request.lora_request.lora_name
         kv_cache = self._manager.create_kv_cache(
@@ -199,18 +237,23 @@ class PagedKVCacheManager(KVCacheManager):
         if not kv_cache.resume():
             kv_cache.close()
             return None
-        return _Running(kv_cache, is_published)
+        return _Running(kv_cache, is_published, num_computed // self._tokens_per_block)
 
     def _can_hold(self, running: _Running, request: Any, num_computed: int) -> bool:
         """Whether all of the request fits; of windowed layers what the last step needs."""
         length = min(request.num_tokens, self.max_model_len)
-        history = max(num_computed, length - self._max_step_tokens)
+        history = max(num_computed, length - self._max_in_flight_tokens)
         return running.kv_cache.find_refusal(length, history) is None
 
+    def _count_free(self) -> int:
+        (slots,) = self._manager.get_storage_statistics()
+        return slots.total - slots.unavailable
+
     def _commit(self, running: _Running, request: Any, num_tokens: int) -> None:
-        """Publish the request's tokens up to ``num_tokens``, whose keys and values are there."""
+        """Publish the request's known tokens up to ``num_tokens``, whose keys and values are there when the next step runs."""
         kv_cache = running.kv_cache
         begin = kv_cache.num_committed_tokens
+        num_tokens = min(num_tokens, request.num_tokens)
         if begin >= num_tokens:
             return
         kv_cache.commit(request.all_token_ids[begin:num_tokens])
@@ -233,29 +276,44 @@ class PagedKVCacheManager(KVCacheManager):
                 self._commit(running, request, end)
 
     def _announce(self, running: _Running) -> KVCacheBlocks:
-        """The ids of the blocks that the workers do not know; known ones never change (`LayerPool` turns `allow_seq_rebasing` off)."""
+        """The ids of the blocks that the workers do not know; known ones never change."""
         begin = running.num_announced
         running.num_announced = running.kv_cache.num_blocks
+        if self._zeroes_blocks:
+            self._record_new(running, max(begin, running.num_matched))
         return self.empty_kv_cache_blocks if begin == running.num_announced else BlockIds(self._list_ids(running.kv_cache, begin))
+
+    def _record_new(self, running: _Running, begin: int) -> None:
+        for ids in self._list_ids(running.kv_cache, begin):
+            self._new_ids += [block for block in ids if block > 0]
 
     def _list_ids(self, kv_cache: KVCache, begin: int) -> tuple[list[int], ...]:
         # Workers keep the lists and append to them, so groups do not share one.
         return tuple(
-            [max(index, 0) for index in kv_cache.get_base_page_indices(group)[begin:]] for group in self.pool.table_groups
+            [max(index, 0) for index in kv_cache.get_base_page_indices(group)[begin:]] for group in self._table_groups
         )
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def free(self, request: Any) -> None:
-        """Close the sequence. What it has computed stays to be matched, a partial last block too."""
+        """Close the sequence. Whole blocks that it has computed stay to be matched."""
+        self.free_blocks(self.pop_blocks_for_free(request))
+
+    def pop_blocks_for_free(self, request: Any) -> list[Any]:
+        """What `free_blocks` closes when the steps in flight are over."""
         self._commit_planned()
         running = self._running.pop(request.request_id, None)
         if running is None:
-            return
+            return []
         self._planned = [planned for planned in self._planned if planned[0] is not running]
         if running.is_published:
-            self._commit(running, request, min(request.num_computed_tokens, request.num_tokens))
-        running.kv_cache.close()
+            self._commit(running, request, request.num_computed_tokens)
+        return [running]
+
+    def free_blocks(self, blocks: Iterable[_Running]) -> None:
+        """As of vLLM's block pool."""
+        for running in blocks:
+            running.kv_cache.close()
 
     def get_blocks(self, request_id: str) -> KVCacheBlocks:
         running = self._running.get(request_id)
@@ -265,7 +323,7 @@ class PagedKVCacheManager(KVCacheManager):
         self._commit_planned()
         running = self._running.get(request.request_id)
         if running is not None and running.is_published:
-            self._commit(running, request, min(num_computed_tokens, request.num_tokens))
+            self._commit(running, request, num_computed_tokens)
 
     def estimate_cached_tokens(self, request: Any) -> int:
         running = self._running.get(request.request_id)
@@ -278,11 +336,14 @@ class PagedKVCacheManager(KVCacheManager):
         return max(0, -(-(num_tokens - capacity) // self._tokens_per_block))
 
     def remove_skipped_blocks(self, request_id: str, processed_computed_tokens: int, num_prompt_tokens: int | None = None) -> None:
-        """Nothing: `allocate_slots` releases what has left the window."""
+        """Release what has left the window, before the next `allocate_slots` does."""
+        running = self._running.get(request_id)
+        if running is not None and processed_computed_tokens > running.kv_cache.history_length:
+            running.kv_cache.resize(None, processed_computed_tokens)
 
-    def pop_blocks_for_free(self, request: Any) -> list[Any]:
-        self.free(request)
-        return []
+    def truncate_computed_blocks(self, blocks: KVCacheBlocks, num_computed_tokens: int) -> KVCacheBlocks:
+        # A look-up lists no blocks.
+        return blocks
 
     def evict_blocks(self, block_ids: set[int]) -> None:
         raise NotImplementedError("ManagedScheduler cannot evict single blocks: only KV connectors ask for that, and they are refused")
@@ -291,8 +352,9 @@ class PagedKVCacheManager(KVCacheManager):
 
     @property
     def usage(self) -> float:
-        """The used share of the pool group that is fullest; blocks that could be evicted count as free, as in vLLM."""
-        return max(group.unavailable / max(1, group.total) for group in self._manager.get_storage_statistics())
+        """The used share of the blocks; those that could be evicted count as free, as in vLLM."""
+        (slots,) = self._manager.get_storage_statistics()
+        return slots.unavailable / slots.total
 
     def reset_prefix_cache(self) -> bool:
         """Requests that run go on with their blocks, and publish nothing any more. False where a step that shares blocks has not run."""
@@ -308,7 +370,7 @@ class PagedKVCacheManager(KVCacheManager):
     def take_events(self) -> list[KVCacheEvent]:
         """KV events in vLLM's classes; of a group of the manager as its first KV cache group."""
         translator = self._translator
-        events = self.pool.events
+        events = self._events
         if translator is None or events is None:
             return []
         events.flush_iteration_events()
@@ -340,12 +402,20 @@ class PagedKVCacheManager(KVCacheManager):
         return AllBlocksCleared()
 
     def _to_group(self, layer_group: int | None) -> int:
-        return 0 if layer_group is None else self.pool.table_groups.index(layer_group)
+        return 0 if layer_group is None else self._table_groups.index(layer_group)
 
-    # Without Mamba layers there is nothing of these.
+    # -- for workers ---------------------------------------------------------------------------------------------------
 
     def take_new_block_ids(self) -> list[int]:
-        return []
+        """Blocks that workers fill with zeros, where a block may come from a group of another precision."""
+        ids, self._new_ids = self._new_ids, []
+        return ids
+
+    def record_blocks_for_zeroing(self, request_id: str, start_token: int) -> None:
+        if self._zeroes_blocks:
+            self._record_new(self._running[request_id], start_token // self._tokens_per_block)
+
+    # Nothing is copied, and there are no recurrent states.
 
     def take_kv_cache_block_copies(self) -> tuple[list[Any], list[Any]]:
         return [], []
@@ -357,11 +427,16 @@ class PagedKVCacheManager(KVCacheManager):
         return []
 
     def shutdown(self) -> None:
-        """Close all sequences and free the memory."""
+        """Close all sequences."""
         for running in self._running.values():
             running.kv_cache.close()
         self._running.clear()
-        self.pool.close()
+        self._manager.shutdown()
+
+
+def is_text(request: Any) -> bool:
+    """Whether equal token ids mean equal keys and values: not beside images, or embeddings instead of tokens."""
+    return request.prompt_embeds is None and not request.mm_features
 
 
 def scope_of(request: Any) -> ReuseScope | None:

@@ -111,16 +111,6 @@ def test_answers_are_those_of_stock_vllm(case: str) -> None:
     assert sum(result["cached"]) >= sum(expected["cached"])
 
 
-@pytest.mark.usefixtures("models")
-def test_evicted_blocks_come_back_from_host_memory() -> None:
-    model, options = CASES["evicted, asked again"]
-    expected = stock("evicted, asked again")
-    result = run(model, "scheduler", host_bytes=1 << 29, **options)
-    add_row("evicted, asked again", "ManagedScheduler, host memory", result, expected)
-    assert count_equal(result, expected) == 20
-    assert sum(result["cached"]) > sum(expected["cached"])
-
-
 @pytest.mark.parametrize("case", NUM_SCOPES)
 @pytest.mark.usefixtures("models")
 def test_requests_of_different_scopes_share_nothing(case: str) -> None:
@@ -180,42 +170,24 @@ def test_the_connector_brings_back_what_vllm_has_evicted(tmp_path: Path) -> None
 def make_config(**changes: Any) -> Any:
     """What `require_supported` reads of vLLM's configuration, all of it as it can be served."""
     fields: dict[str, Any] = {
-        "world_size": 1, "decode_context_parallel_size": 1, "kv_transfer_config": None, "speculative_config": None,
-        "async_scheduling": False, "model": "m", "is_multimodal_model": False, "is_encoder_decoder": False, "additional_config": {},
+        "decode_context_parallel_size": 1, "kv_transfer_config": None, "model": "m", "is_encoder_decoder": False, "is_diffusion": False,
     }  # fmt: skip
     part = SimpleNamespace(**(fields | changes))
-    part.parallel_config = part.model_config = part.scheduler_config = part
-    part.compilation_config = SimpleNamespace(static_forward_context={})
+    part.parallel_config = part.model_config = part
     return part
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"world_size": 2}, "does not support 2 workers; supported: one"),
-        ({"speculative_config": "ngram"}, "does not support speculative decoding; supported: one token a decode step"),
-        ({"is_multimodal_model": True}, "does not support the multimodal model 'm'; supported: models of text"),
-        ({"additional_config": {"kv_cache_manager_v2": {"host": 1}}}, r"has \['host'\]; it can have host_bytes, disk_bytes, disk_path"),
-        ({"additional_config": {"kv_cache_manager_v2": {"disk_bytes": 1}}}, "needs disk_bytes and disk_path together"),
+        ({"decode_context_parallel_size": 2}, "does not support decode context parallelism; supported: a decode_context_parallel_size of"),
+        ({"kv_transfer_config": "nixl"}, "does not support a KV connector; supported: no connector, or vLLM's own scheduler"),
+        ({"is_encoder_decoder": True}, "does not support the encoder-decoder model 'm'; supported: decoders"),
+        ({"is_diffusion": True}, "does not support the diffusion model 'm'; supported: models that generate token by token"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
-    from kv_cache_manager_v2.integrations.vllm_pool import require_supported
+    from kv_cache_manager_v2.integrations.vllm_groups import require_supported
 
-    no_layers = SimpleNamespace(kv_cache_groups=[])
     with pytest.raises(ValueError, match=message):
-        require_supported(make_config(**changes), no_layers)
-
-
-def test_layers_of_another_kind_or_process_are_refused_by_name() -> None:
-    import torch
-    from kv_cache_manager_v2.integrations.vllm_pool import require_supported
-    from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, FullAttentionSpec
-
-    shape: dict[str, Any] = {"block_size": 32, "num_kv_heads": 1, "head_size": 32, "dtype": torch.float32}
-    chunked = SimpleNamespace(layer_names=["layer.7"], kv_cache_spec=ChunkedLocalAttentionSpec(attention_chunk_size=64, **shape))
-    full = SimpleNamespace(layer_names=["layer.3"], kv_cache_spec=FullAttentionSpec(**shape))
-    with pytest.raises(ValueError, match="'layer.7' has a ChunkedLocalAttentionSpec; ManagedScheduler supports FullAttentionSpec and"):
-        require_supported(make_config(), SimpleNamespace(kv_cache_groups=[chunked]))
-    with pytest.raises(ValueError, match="'layer.3' is not in the scheduler's process; .* VLLM_ENABLE_V1_MULTIPROCESSING=0"):
-        require_supported(make_config(), SimpleNamespace(kv_cache_groups=[full]))
+        require_supported(make_config(**changes), SimpleNamespace(kv_cache_groups=[]))

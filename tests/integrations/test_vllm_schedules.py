@@ -138,6 +138,8 @@ class NoSalt(Canary):
         (OtherBlock, "stock", ("async",)),
         (OptimisticWindows, "stock", ("async", "drafts")),
         (NoSalt, "stock", ()),
+        (OutOfOrder, "ours", ("async",)),
+        (OtherBlock, "ours", ("async",)),
         (NoSalt, "ours", ()),
     ],
 )

@@ -135,7 +135,7 @@ class History:
         self.chance = chance
         self.where = where
         self.canary = canary
-        self.workers = [ToyWorker(engine, rank, where) for rank in range(3 if engine.memories is None else 1)]
+        self.workers = [ToyWorker(engine, rank, where) for rank in range(3)]
         self.in_flight: deque[Any] = deque()
         self.max_in_flight = engine.config.max_concurrent_batches
         self.answers: dict[str, list[int]] = {}
@@ -172,8 +172,6 @@ class History:
                 raise WrongTagError(f"{self.where}, request {one.name}: got {self.answers.get(one.name)}, expected {one.expected()}")
         if self.scheduler.kv_cache_manager.usage != 0:
             raise WrongTagError(f"{self.where}: when all have finished, the usage is {self.scheduler.kv_cache_manager.usage}")
-        for worker in self.workers:
-            worker.memories = []
         self.engine.close()
 
     def _step(self, gone: list[str]) -> None:
@@ -242,7 +240,7 @@ def make_history(name: str, seed: int, kinds: tuple[str, ...], canary: Canary | 
 
 
 STOCK_KINDS = ("async", "stages", "drafts", "states", "priority", "runner 2", "resets")
-OUR_KINDS = ("priority", "resets")
+OUR_KINDS = ("async", "stages", "drafts", "priority", "runner 2", "resets")
 """What `ManagedScheduler` takes."""
 
 

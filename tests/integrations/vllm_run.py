@@ -69,8 +69,6 @@ def make_engine(model: str, options: dict[str, Any]) -> Any:
     keywords: dict[str, Any] = {}
     if options["engine"] == "scheduler":
         keywords["scheduler_cls"] = SCHEDULER
-        if options.get("host_bytes"):
-            keywords["additional_config"] = {"kv_cache_manager_v2": {"host_bytes": options["host_bytes"]}}
     elif options["engine"] == "connector":
         keywords["kv_transfer_config"] = {
             "kv_connector": "TieredConnector",

@@ -111,16 +111,6 @@ def make_cache_config(config: VllmConfig, shape: Shape) -> KVCacheConfig:
     return get_kv_cache_config_from_groups(config, groups, available_memory=1)
 
 
-class Layer:
-    """A layer's tensor, as a worker in the scheduler's process has it."""
-
-    def __init__(self, num_blocks: int, page_bytes: int) -> None:
-        self.kv_cache = torch.zeros((num_blocks, page_bytes), dtype=torch.int8)
-
-    def bind_kv_cache(self, tensor: Any) -> None:
-        self.kv_cache = tensor
-
-
 @dataclass
 class Engine:
     """A scheduler, and what the engine core has beside it."""
@@ -130,11 +120,8 @@ class Engine:
     cache_config: KVCacheConfig
     block_hasher: Any
     shape: Shape
-    memories: list[Any] | None
-    """Where the scheduler's process has the layers' memory: each group's, a row of tags for each block. Elsewhere all groups share one."""
 
     def close(self) -> None:
-        self.memories = None
         self.scheduler.shutdown()
 
 
@@ -148,18 +135,9 @@ def make_scheduler(shape: Shape, name: str) -> Engine:
     kind: Any = AsyncScheduler if shape.is_async else Scheduler
     if name == "ours":
         from kv_cache_manager_v2.integrations.vllm import ManagedScheduler as kind
-
-        context = config.compilation_config.static_forward_context
-        for group in cache_config.kv_cache_groups:
-            for layer in group.layer_names:
-                context[layer] = Layer(shape.num_blocks, group.kv_cache_spec.page_size_bytes)
     structured = SimpleNamespace(accept_tokens=lambda request, tokens: True, validate_tokens=lambda request, tokens: tokens)
     scheduler = kind(config, cache_config, structured, shape.block_size, log_stats=True)
-    memories = None
-    if hasattr(scheduler.kv_cache_manager, "pool"):
-        context = config.compilation_config.static_forward_context
-        memories = [context[group.layer_names[0]].kv_cache.view(torch.int64).numpy() for group in cache_config.kv_cache_groups]
-    return Engine(scheduler, config, cache_config, hasher, shape, memories)
+    return Engine(scheduler, config, cache_config, hasher, shape)
 
 
 __all__ = ["GEMMA", "HYBRID", "Engine", "Shape", "make_scheduler"]

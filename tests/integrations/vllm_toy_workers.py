@@ -92,11 +92,8 @@ class ToyWorker:
         self.num_drafts = engine.shape.num_drafts
         self.is_async = engine.shape.is_async
         self.max_ahead = self.num_drafts * (engine.config.max_concurrent_batches - 1)
-        self.memories = engine.memories
-        if self.memories is None:
-            self.memories = [np.full((engine.shape.num_blocks, self.size), -1, dtype=np.int64)] * len(groups)
-        logs = {id(memory): np.full((*memory.shape, 2), -1, dtype=np.int64) for memory in self.memories}
-        self.writers = [logs[id(memory)] for memory in self.memories]
+        self.memory = np.full((engine.shape.num_blocks, self.size), -1, dtype=np.int64)
+        self.writers = np.full((*self.memory.shape, 2), -1, dtype=np.int64)
         """Of each token's place the step and the request that wrote there last."""
         self.salts = [mix(99, number) for number in range(len(groups))]
         self.rank = rank
@@ -125,10 +122,10 @@ class ToyWorker:
         self.step += 1
         self._update(output)
         for copy in output.kv_cache_block_copies or ():
-            self.memories[0][copy.dst_block_id] = self.memories[0][copy.src_block_id]
+            self.memory[copy.dst_block_id] = self.memory[copy.src_block_id]
         work = [self._begin(name, count, output) for name, count in output.num_scheduled_tokens.items()]
         self._read_states(work)
-        writes: dict[tuple[int, int], str] = {}
+        writes: dict[int, str] = {}
         for held, end, tags in work:
             self._write(held, end, tags, writes)
         for held, end, tags in work:
@@ -170,7 +167,7 @@ class ToyWorker:
 
     def _check_table(self, held: Held) -> None:
         for group, ids in enumerate(held.table):
-            last = len(self.memories[group])
+            last = len(self.memory)
             used = [block for block in ids if block != 0]
             if any(not 0 < block < last for block in used):
                 self.fail(held.name, f"group {group} has blocks {ids}, of {last}")
@@ -201,7 +198,7 @@ class ToyWorker:
             self.fail(held.name, f"group {group}, position {position}: the null block is {does}")
         return blocks, positions % self.size
 
-    def _write(self, held: Held, end: int, tags: np.ndarray[Any, Any], writes: dict[tuple[int, int], str]) -> None:
+    def _write(self, held: Held, end: int, tags: np.ndarray[Any, Any], writes: dict[int, str]) -> None:
         for group, spec in enumerate(self.specs):
             if isinstance(spec, MambaSpec):
                 position = (end - 1) // self.size
@@ -212,11 +209,11 @@ class ToyWorker:
                 places = self._places(held, group, held.num_computed, end, "written")
                 values = tags[held.num_computed : end] ^ self.salts[group]
             for block in set(places[0].tolist()):
-                other = writes.setdefault((id(self.memories[group]), block), f"{held.name} in group {group}")
+                other = writes.setdefault(block, f"{held.name} in group {group}")
                 if other != f"{held.name} in group {group}":
                     self.fail(held.name, f"group {group} writes block {block} in the step in which {other} writes it")
-            self.memories[group][places] = values
-            self.writers[group][places] = (self.step, int(held.name.rpartition("-")[2]))
+            self.memory[places] = values
+            self.writers[places] = (self.step, int(held.name.rpartition("-")[2]))
 
     def _read_states(self, work: list[tuple[Held, int, np.ndarray[Any, Any]]]) -> None:
         """A step's recurrent states begin from what earlier steps left; within a step nothing is ordered."""
@@ -239,12 +236,12 @@ class ToyWorker:
             self._compare(held, group, self._places(held, group, begin, end, "read"), tags[begin:end], begin)
 
     def _compare(self, held: Held, group: int, places: Any, tags: Any, begin: int) -> None:
-        found = self.memories[group][places]
+        found = self.memory[places]
         expected = tags ^ self.salts[group]
         self.num_checked += len(tags)
         if not np.array_equal(found, expected):
             index = int(np.argmax(found != expected))
-            step, request = self.writers[group][places[0][index], places[1][index]]
+            step, request = self.writers[places[0][index], places[1][index]]
             wrote = "nothing has been written there" if step < 0 else f"request {request} wrote that in step {step}"
             block = int(places[0][index])
             self.fail(held.name, f"group {group}, position {begin + index}, block {block} has another token's keys: {wrote}")

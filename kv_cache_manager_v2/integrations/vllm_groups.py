@@ -1,0 +1,92 @@
+"""vLLM's KV cache groups as layer groups of a `KVCacheManager` whose memory vLLM's workers own.
+
+Block ids are slots: one pool group with as many as vLLM has blocks, slot 0 reserved as its null block. Each group of vLLM is a part of its
+own, with one layer that stands for all that the group has.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+# First: it says so when vLLM is missing, or of another version.
+from .vllm_version import SUPPORTED
+
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    MLAAttentionSpec,
+    SlidingWindowMLASpec,
+    SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
+)
+
+from ..base.ids import DataRole, LayerId
+from ..config.cache_tier_config import ExternalCacheTierConfig
+from ..config.layer_config import AttentionLayerConfig, BufferConfig
+from ..config.manager_config import KVCacheManagerConfig
+from ..events.event_manager import KVCacheEventManager
+from ..manager.kv_cache_manager import KVCacheManager
+
+MAX_EVENTS: Final = 1 << 16
+KINDS: Final = (FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec, SlidingWindowMLASpec, ChunkedLocalAttentionSpec)
+"""Specifications of layers that are supported, by their exact class: a subclass may ask for more."""
+
+
+def require_supported(vllm_config: Any, kv_cache_config: KVCacheConfig) -> None:
+    """`ValueError` that names the option or layer which is not supported, and what is."""
+    model = vllm_config.model_config
+    for is_refused, found, supported in (
+        (vllm_config.parallel_config.decode_context_parallel_size > 1, "decode context parallelism", "a decode_context_parallel_size of 1"),
+        (vllm_config.kv_transfer_config is not None, "a KV connector", "no connector, or vLLM's own scheduler"),
+        (model.is_encoder_decoder, f"the encoder-decoder model {model.model!r}", "decoders"),
+        (model.is_diffusion, f"the diffusion model {model.model!r}", "models that generate token by token"),
+    ):
+        if is_refused:
+            raise ValueError(f"ManagedScheduler of vllm {SUPPORTED} does not support {found}; supported: {supported}")
+    block_sizes = set()
+    for layer_name, spec in list_layers(kv_cache_config):
+        if type(spec) not in KINDS or spec.prefix_replay_tokens > 0:
+            kinds = ", ".join(kind.__name__ for kind in KINDS)
+            raise ValueError(f"layer {layer_name!r} has a {type(spec).__name__}; ManagedScheduler supports {kinds}")
+        block_sizes.add(spec.block_size)
+    if len(block_sizes) != 1:
+        raise ValueError(f"layers have blocks of {sorted(block_sizes)} tokens; ManagedScheduler supports one block size for all layers")
+
+
+def list_layers(kv_cache_config: KVCacheConfig) -> list[tuple[str, Any]]:
+    """Names and specifications of all layers, group by group."""
+    layers = []
+    for group in kv_cache_config.kv_cache_groups:
+        specs = getattr(group.kv_cache_spec, "kv_cache_specs", {})
+        layers += [(name, specs.get(name, group.kv_cache_spec)) for name in group.layer_names]
+    return layers
+
+
+def find_window(spec: Any) -> int | None:
+    """Tokens that the group's layers read, the computed one included; None for all. What a chunk reads is in a window of its length."""
+    if isinstance(spec, UniformTypeKVCacheSpecs):
+        windows = [find_window(one) for one in spec.kv_cache_specs.values()]
+        return None if None in windows else max(window for window in windows if window is not None)
+    if isinstance(spec, ChunkedLocalAttentionSpec):
+        return int(spec.attention_chunk_size)
+    return int(spec.sliding_window) if isinstance(spec, SlidingWindowSpec) else None
+
+
+def make_manager(kv_cache_config: KVCacheConfig, has_events: bool) -> KVCacheManager:
+    layers = [
+        AttentionLayerConfig(
+            LayerId(number), [BufferConfig(DataRole("blocks"), 1)], sliding_window_size=find_window(group.kv_cache_spec), part=number
+        )
+        for number, group in enumerate(kv_cache_config.kv_cache_groups)
+    ]
+    config = KVCacheManagerConfig(
+        tokens_per_block=kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size,
+        cache_tiers=[ExternalCacheTierConfig([kv_cache_config.num_blocks - 1])],
+        layers=layers,
+        max_util_for_resume=1.0,
+        reserve_null_slot=True,
+        enable_partial_reuse=False,
+        allow_seq_rebasing=False,
+    )
+    return KVCacheManager(config, event_manager=KVCacheEventManager(MAX_EVENTS) if has_events else None)

