@@ -51,6 +51,14 @@ MODULES = {
         [f"{PACKAGE}.integrations.{name}" for name in ("transfer_agent", "transfer", "nixl")],
     ),
 }
+GROUPS = {
+    "To serve requests": ["manager", "config", "sequence", "reuse", "kernels"],
+    "To plan and place memory": ["models", "layout", "device", "storage"],
+    "To watch": ["stats", "metrics", "events", "publishing"],
+    "To connect and to test": ["integrations", "transfers", "testing"],
+}
+"""Of the reference: each part is in one; parts that are in none follow under `REST`."""
+REST = "What is left"
 FROM_ELSEWHERE = re.compile(
     r"""<(?:script|img|iframe|audio|video|source|embed)\b[^>]*?\bsrc=["']?(?:https?:)?//[^>]*>"""
     r"""|<link\b[^>]*?\brel=["']?(?:stylesheet|preload|preconnect|icon)\b[^>]*?\bhref=["']?(?:https?:)?//[^>]*>"""
@@ -105,6 +113,15 @@ def write_example(name: str) -> str:
     return f"# {Path(name).stem}.py\n\n{title}\n\n{rest}\n\n```python\n{text}```\n"
 
 
+def title_of_part(part: str) -> str:
+    return PARTS[part] if part in PARTS else MODULES[part][0]
+
+
+def groups_of_reference() -> dict[str, list[str]]:
+    rest = [part for part in [*PARTS, *MODULES] if not any(part in parts for parts in GROUPS.values())]
+    return GROUPS | ({REST: rest} if rest else {})
+
+
 def write_reference(folder: str) -> str:
     names = sorted((name for name in NAMES if NAMES[name] == folder), key=lambda name: (not name.startswith("KVCache"), name.casefold()))
     doc = ast.get_docstring(ast.parse((ROOT / PACKAGE / folder / "__init__.py").read_text(encoding="utf-8"))) or ""
@@ -129,11 +146,12 @@ def generated_pages() -> dict[str, str]:
     for part, (title, modules) in MODULES.items():
         pages[f"reference/{part}.md"] = write_modules(title, modules)
     index = ""
-    for folder in PARTS:
-        names = sorted([name for name in NAMES if NAMES[name] == folder], key=str.casefold)
-        index += f"- [{PARTS[folder]}]({folder}.md): {', '.join(f'`{name}`' for name in names)}\n"
-    for part, (title, modules) in MODULES.items():
-        index += f"- [{title}]({part}.md): {', '.join(f'`{module}`' for module in modules)}\n"
+    for group, parts in groups_of_reference().items():
+        index += f"## {group}\n\n"
+        for part in parts:
+            names = sorted([name for name in NAMES if NAMES[name] == part], key=str.casefold) if part in PARTS else MODULES[part][1]
+            index += f"- [{title_of_part(part)}]({part}.md): {', '.join(f'`{name}`' for name in names)}\n"
+        index += "\n"
     pages["reference/index.md"] = (
         "# API reference\n\nAll public names, with their signatures. Units are the last word of a name (`_bytes`, `_tokens`, `_blocks`, "
         "`_ms`); the text says which errors a call raises. A wrong type is a `TypeError`, a wrong value a `ValueError`, a call that "
@@ -150,8 +168,11 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
         if "Examples" in entry:
             entry["Examples"] = ["examples/index.md", *example_pages().values()]
         elif "API reference" in entry:
-            entry["API reference"] = ["reference/index.md", *[{title: f"reference/{folder}.md"} for folder, title in PARTS.items()],
-                                      *[{title: f"reference/{part}.md"} for part, (title, _) in MODULES.items()]]  # fmt: skip
+            groups = groups_of_reference().items()
+            entry["API reference"] = [
+                "reference/index.md",
+                *[{group: [{title_of_part(part): f"reference/{part}.md"} for part in parts]} for group, parts in groups],
+            ]
     return config
 
 

@@ -90,6 +90,19 @@ def test_every_page_is_in_the_site() -> None:
     assert pages <= set(re.findall(r"- (\S+\.md)$", navigation, re.MULTILINE)), "add it to nav of docs/site/mkdocs.yml"
 
 
+def test_links_of_pages_lead_to_pages() -> None:
+    """A link to a file that is no page breaks the build of the site; a name in a code span does not."""
+    tops = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CLAUDE.md")]
+    pages = [*tops, *(ROOT / "docs").glob("*.md")]
+    linked = {*pages, *(ROOT / "docs" / "images").glob("*.png"), *(ROOT / "examples").glob("*.py"), ROOT / "examples"}
+    wrong = []
+    for path in pages:
+        for target in re.findall(r"\]\(([^)\s#]+)[^)\s]*\)", path.read_text("utf-8")):
+            if "://" not in target and not target.startswith("mailto:") and (path.parent / target).resolve() not in linked:
+                wrong.append(f"{path.relative_to(ROOT)}: {target}")
+    assert wrong == []
+
+
 def test_operations_name_panels_that_there_are() -> None:
     panels = {panel["title"] for panel in json.loads(page("examples/grafana_dashboard.json"))["panels"]}
     watched = page("docs/operations.md").partition("## What to watch")[2].partition("## Alerts")[0]
