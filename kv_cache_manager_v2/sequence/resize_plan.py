@@ -15,9 +15,10 @@ from mypy_extensions import i64, mypyc_attr
 
 from .forked_blocks import NO_ORDINALS, find_first_written, list_copies
 from .page_users import count_given_back
-from .published_tail import can_take_tail_back
+from .published_tail import can_take_tail_back, is_tail_its_own
 from .sequence_state import SequenceState
 from .shared_state import NEVER
+from .slot_ledger import SlotLedger
 
 
 NO_SLOTS: Final = vec[i64]()
@@ -90,8 +91,8 @@ class ResizePlan:
         return f"<ResizePlan to {self.capacity}, history {self.history}{tail}; {'; '.join(turns)}>"
 
 
-def plan_resize(states: list[SequenceState], capacity: i64, history: i64) -> ResizePlan | None:
-    """None, with `PageStorage.last_refusal` set and nothing changed, if the slots are not to be had.
+def plan_resize(states: list[SequenceState], capacity: i64, history: i64, ledger: SlotLedger | None = None) -> ResizePlan | None:
+    """None, with `PageStorage.last_refusal` set and nothing changed, if the slots are not to be had; ``ledger``: after the resizes there.
 
     Each beam is planned after the ones before it: of a block that only beams share the last one writes in place.
     """
@@ -104,28 +105,40 @@ def plan_resize(states: list[SequenceState], capacity: i64, history: i64) -> Res
         if state.tail.is_shared or state.forked_end > 0:
             first_written = find_first_written(state, capacity, history)
             copies = list_copies(state, capacity, history)
-            if position > 0:
-                copies = _leave_out_last_owned(states, position, copies)
-        plan.turns.append(plan_turn(state, copies, first_written, plan))
+            if position > 0 or ledger is not None:
+                copies = _leave_out_last_owned(states, position, copies, ledger)
+        plan.turns.append(plan_turn(state, copies, first_written, plan, ledger))
         position += 1
-    plan.peak = count_peak(plan.turns)
-    if not shared.traffic.room_count.find_refusal(plan.peak):
+    if not _lacks_room(plan, ledger):
         return plan
     turn = plan.turns[0]
-    if position > 1 or not is_copy_of_tail(turn) or not can_take_tail_back(turn.state):
+    if position > 1 or not is_copy_of_tail(turn) or not _can_withdraw(turn.state, ledger):
         return None
-    plan.turns[0] = plan_turn(turn.state, NO_ORDINALS, turn.first_written, plan)
-    plan.peak = count_peak(plan.turns)
+    plan.turns[0] = plan_turn(turn.state, NO_ORDINALS, turn.first_written, plan, ledger)
     plan.withdraws_tail = True
-    return None if shared.traffic.room_count.find_refusal(plan.peak) else plan
+    return None if _lacks_room(plan, ledger) else plan
 
 
-def _leave_out_last_owned(beams: list[SequenceState], position: i64, copies: list[int]) -> list[int]:
-    """Without the blocks that are the beam's alone once the beams before it have copied them: it writes these in place."""
+def _lacks_room(plan: ResizePlan, ledger: SlotLedger | None) -> bool:
+    plan.peak = count_peak(plan.turns)
+    if ledger is not None:
+        return ledger.find_refusal(plan.peak)
+    return plan.turns[0].state.shared.traffic.room_count.find_refusal(plan.peak)
+
+
+def _can_withdraw(state: SequenceState, ledger: SlotLedger | None) -> bool:
+    """Whether the published tail is the sequence's own, by then."""
+    return can_take_tail_back(state) if ledger is None else is_tail_its_own(state, ledger.num_released, ledger.num_left)
+
+
+def _leave_out_last_owned(beams: list[SequenceState], position: i64, copies: list[int], ledger: SlotLedger | None) -> list[int]:
+    """Without the blocks that are the beam's alone once the sequences and beams before it have copied them: it writes these in place."""
     left: list[int] = []
     for ordinal in copies:
         block = beams[position].blocks[ordinal]
         num_gone: i64 = 0
+        if ledger is not None:
+            num_gone = ledger.num_left.get(int(block.first_page), 0)
         for earlier in range(position):
             if beams[earlier].blocks[ordinal] is block:
                 num_gone += 1
@@ -139,7 +152,7 @@ def is_copy_of_tail(turn: TurnPlan) -> bool:
     return len(turn.copies) == 1 and turn.state.tail.is_shared and turn.copies[0] == turn.state.num_published
 
 
-def plan_turn(state: SequenceState, copies: list[int], first_written: i64, plan: ResizePlan) -> TurnPlan:
+def plan_turn(state: SequenceState, copies: list[int], first_written: i64, plan: ResizePlan, ledger: SlotLedger | None) -> TurnPlan:
     """The slots that one sequence or beam takes and releases, given what the beams before it have done so far."""
     shared = state.shared
     turn = TurnPlan(state, copies, first_written)
@@ -163,7 +176,30 @@ def plan_turn(state: SequenceState, copies: list[int], first_written: i64, plan:
             end = new_begin if new_begin < kept else kept
             turn.released[pool_group] += count_given_back(state, life_cycle, begin, end)
         turn.released[pool_group] += count_given_back(state, life_cycle, kept, state.num_blocks)
+    if ledger is not None and len(ledger.num_released) > 0:
+        for life_cycle in range(shared.num_life_cycles):
+            for ordinal in list_released(turn, plan, life_cycle, False):
+                page = state.page_of(life_cycle, ordinal)
+                # Counted above are those that no other sequence has now.
+                is_counted = shared.storage.rows.num_holds(page) == 1
+                turn.released[shared.storage.pool_group_of[life_cycle]] += int(ledger.is_last(page)) - int(is_counted)
     return turn
+
+
+def list_released(turn: TurnPlan, plan: ResizePlan, life_cycle: i64, with_copied: bool) -> list[int]:
+    """Ordinals of the blocks whose page the sequence releases; ``with_copied``: also of those that it copies for itself."""
+    state = turn.state
+    kept = int(state.num_blocks if state.num_blocks < plan.num_blocks else plan.num_blocks)
+    begin = int(state.window_begins[life_cycle])
+    ordinals = set(range(begin, min(int(state.shared.windows.compute_begin(life_cycle, plan.history)), kept)))
+    ordinals.update(range(kept, int(state.num_blocks)))
+    if state.scratch.is_enabled and plan.capacity != state.capacity:
+        first = int(state.scratch.compute_begin(life_cycle, plan.history, plan.capacity))
+        end = int(state.scratch.compute_end(life_cycle, plan.history, plan.capacity))
+        ordinals.update(range(first, min(end, int(state.num_blocks))))
+    if with_copied:
+        ordinals.update(turn.copies)
+    return [ordinal for ordinal in sorted(ordinals) if state.holds_page(life_cycle, ordinal)]
 
 
 def _plan_scratch(turn: TurnPlan, life_cycle: i64, capacity: i64, history: i64) -> None:

@@ -190,9 +190,9 @@ CANARIES = (
         "refused resize moves the history",
         "sequence/resize_plan.py",
         "plan_resize",
-        "if position > 1 or not is_copy_of_tail(turn) or not can_take_tail_back(turn.state):\n"
+        "if position > 1 or not is_copy_of_tail(turn) or not _can_withdraw(turn.state, ledger):\n"
         "    return None",
-        "if position > 1 or not is_copy_of_tail(turn) or not can_take_tail_back(turn.state):\n"
+        "if position > 1 or not is_copy_of_tail(turn) or not _can_withdraw(turn.state, ledger):\n"
         "    turn.state.history = plan.history\n"
         "    return None",
     ),
