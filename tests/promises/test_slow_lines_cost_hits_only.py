@@ -350,6 +350,22 @@ def test_servers_are_added_and_taken_while_prompts_run(servers: list[FakeServer]
         rank.wait(lambda: rank.level.failed_endpoints == ())
 
 
+def test_a_server_that_is_taken_away_between_look_up_and_load_is_a_miss(servers: list[FakeServer]) -> None:
+    """What was found there is of a server that is unknown by then: no error, no wrong byte, and later prompts are shared again."""
+    texts = [long_text(number) for number in range(2)]
+    store = fill(servers[0], texts=texts)
+    with Rank(store, shared_config(gpu_slots=4000), **ROOM) as rank:
+        request = rank.begin(texts[0])
+        rank.wait(lambda: request.remote_tokens == len(texts[0]) - 1)
+        rank.level.set_servers(ValkeyStore([servers[1].address]))
+        before = len(servers[0].commands)
+        assert request.kv_cache.resume() and request.fetch()
+        rank.wait(lambda: request.arrived_tokens is not None)
+        assert request.arrived_tokens == 0 and len(servers[0].commands) == before
+        rank.compute(request, texts[0])
+        serve_until_found(rank, rank, texts[1:])
+
+
 @pytest.mark.parametrize("mode", ["cluster", "sentinel"])
 def test_a_cluster_or_sentinel_is_refused_by_its_name(servers: list[FakeServer], mode: str) -> None:
     text = b"redis_mode:%b\r\nrun_id:1\r\n" % mode.encode()
