@@ -49,13 +49,18 @@ _logger: Final = PackageLog("kv_cache_manager_v2")
 class CacheFolder:
     """Opened and locked by the constructor; `close` unlocks it. ``layout``: what must be equal for the slots to be read."""
 
-    __slots__ = ("path", "files", "parts", "is_read_only", "state", "log_bytes", "snapshot_bytes", "_lock", "_log", "_number", "_old_names")
+    __slots__ = (
+        "path", "files", "parts", "is_read_only", "is_new", "state", "log_bytes", "snapshot_bytes", "_lock", "_log", "_number",
+        "_old_names",
+    )  # fmt: skip
 
     path: Final[str]
     files: Final[FilePort]
     parts: Final[FolderParts]
     is_read_only: Final[bool]
     """Nothing is locked or written; another process may be writing."""
+    is_new: bool
+    """No process has had it before."""
     state: IndexState
     """The records that the last process has left; empty once that is restored."""
     log_bytes: int
@@ -80,13 +85,15 @@ class CacheFolder:
         self.log_bytes = 0
         self.snapshot_bytes = 0
         self.is_read_only = is_read_only
+        self.is_new = False
         self._number = 0
         self._old_names = []
         if is_read_only:
             self.state = self._read(identity, layout)
             return
         try:
-            if IDENTITY_NAME not in _list_names(files, self.path):
+            self.is_new = IDENTITY_NAME not in _list_names(files, self.path)
+            if self.is_new:
                 try:
                     self.parts.require_no_part()
                     self.parts.require_free()

@@ -2,7 +2,9 @@
 
 import json
 import os
+from typing import Final
 
+from ..base.package_log import PackageLog
 from ..config.cache_tier_config import DiskCacheTierConfig
 from ..config.manager_config import KVCacheManagerConfig
 from ..config.model_id import ModelId
@@ -12,12 +14,15 @@ from ..device.port import Device
 from ..device.read_only_files import ReadOnlyFiles
 from ..durable.cache_folder import CacheFolder
 from ..durable.durable_level import DurableLevel
+from ..durable.folder_removal import remove_folder
 from ..durable.index_snapshot import encode_state
 from ..durable.index_state import IndexState
 from ..layout.registry import LifeCycleRegistry
 from ..layout.sizing import plan_slot_counts
 from ..layout.slot_layout import SlotLayout, compute_slot_layout
 from ..storage.level_slots import LevelSlots
+
+_logger: Final = PackageLog("kv_cache_manager_v2")
 
 
 
@@ -82,7 +87,11 @@ def open_durable(device: Device, config: KVCacheManagerConfig, layout: SlotLayou
     folder = CacheFolder(
         files, list_absolute_paths(tier), describe_identity(tier.model_id, config), describe_layout(layout), tier.read_only
     )  # fmt: skip
-    levels[last].durable = DurableLevel(last, folder, slot_bytes, levels[last].num_slots)
+    try:
+        levels[last].durable = DurableLevel(last, folder, slot_bytes, levels[last].num_slots)
+    except BaseException:
+        _abandon_folder(folder)
+        raise
 
 
 def write_folder(device: Device, config: KVCacheManagerConfig, pieces: list[bytes]) -> None:
@@ -119,7 +128,17 @@ def _make_data_files(files: FilePort, path: str, layout: SlotLayout, num_slots: 
 
 
 def close_durable(levels: list[LevelSlots]) -> None:
-    """The manager is not made: unlock the folder again."""
+    """The manager is not made: unlock the folder again, and remove it if it was made for this manager."""
     durable = levels[len(levels) - 1].durable
     if durable is not None:
         durable.close()
+        _abandon_folder(durable.folder)
+
+
+def _abandon_folder(folder: CacheFolder) -> None:
+    folder.close()
+    if folder.is_new:
+        try:
+            remove_folder(folder.files, folder.path)
+        except Exception:
+            _logger.exception("removing %s, which was made for a manager that could not be made, failed", folder.path)

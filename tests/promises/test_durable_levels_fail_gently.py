@@ -3,6 +3,7 @@
 Each failure is said in the log, and in the metrics.
 """
 
+import dataclasses
 import errno
 import logging
 import os
@@ -12,12 +13,16 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from durable_models import PROMPTS, SLOT_BYTES, TOKENS_PER_BLOCK, Process, durable_config, next_process
 from lossy_files import LossyDisk, LossyFiles
 
-from kv_cache_manager_v2 import HostDevice, KVCacheManager, LoadFailed, LogicError, OutOfMemoryError, ReuseScope, StorageIOError
+from kv_cache_manager_v2 import (
+    BufferConfig, DiskCacheTierConfig, GpuCacheTierConfig, HostDevice, KVCacheManager, KVCacheManagerConfig, LoadFailed, LogicError,
+    OutOfMemoryError, ReuseScope, StorageIOError,
+)  # fmt: skip
 from kv_cache_manager_v2.metrics.metric_samples import take_samples
 from kv_cache_manager_v2.testing.journal_rerun import rerun
 
@@ -76,6 +81,53 @@ def test_disks_that_refuse_are_named(tmp_path: object, failures: dict[str, int],
         Process(durable_config(str(tmp_path)), StubbornFiles(disk, **failures))
     assert disk.locked == set(), "the folder is free again"
     process, _files = next_process(disk, durable_config(str(tmp_path)))
+    process.end()
+
+
+MIB = 1 << 20
+
+
+def config_of_large_slots(paths: list[Path], num_slots: int) -> KVCacheManagerConfig:
+    """Slots of a mebibyte: more of them than any disk has room for are still few."""
+    first, *more = [str(path) for path in paths]
+    config = durable_config(first, more_paths=more)
+    layer = dataclasses.replace(config.layers[0], buffers=[BufferConfig("key", MIB // 2), BufferConfig("value", MIB // 2)])
+    gpu, disk = config.cache_tiers
+    assert isinstance(gpu, GpuCacheTierConfig) and isinstance(disk, DiskCacheTierConfig)
+    tiers: list[Any] = [dataclasses.replace(gpu, quota=16 * MIB), dataclasses.replace(disk, quota=num_slots * MIB)]
+    return dataclasses.replace(config, layers=[layer], cache_tiers=tiers)
+
+
+@pytest.mark.parametrize("num_paths", [1, 2])
+def test_a_quota_larger_than_the_disk_leaves_nothing_behind(tmp_path: Path, num_paths: int) -> None:
+    """What was made for it is removed again; what there was of an earlier manager stays, and serves the next one."""
+    paths = [tmp_path / f"disk{number}" for number in range(num_paths)]
+    for path in paths:
+        path.mkdir()
+    too_large = config_of_large_slots(paths, num_paths * (shutil.disk_usage(tmp_path).total // MIB + 1000))
+    for _attempt in range(2):
+        with pytest.raises(OutOfMemoryError, match="lower the tier's quota"):
+            Process(too_large)
+        assert [list(path.iterdir()) for path in paths] == [[]] * num_paths
+    process = Process(config_of_large_slots(paths, 16))
+    process.run(PROMPTS[0])
+    process.end()
+    found = [sorted(path.rglob("data-*")) for path in paths]
+    assert all(found)
+    with pytest.raises(OutOfMemoryError):
+        Process(too_large)
+    assert [sorted(path.rglob("data-*")) for path in paths] == found
+    process = Process(config_of_large_slots(paths, 16))
+    assert process.run(PROMPTS[0]) > 0
+    process.end()
+
+
+def test_a_quota_larger_than_the_memory_of_its_slot_table_leaves_nothing_behind(tmp_path: Path) -> None:
+    """The folder is free again, too."""
+    with pytest.raises(MemoryError):
+        Process(durable_config(str(tmp_path), disk_slots=1 << 40))
+    assert list(tmp_path.iterdir()) == []
+    process = Process(durable_config(str(tmp_path)))
     process.end()
 
 
