@@ -42,16 +42,14 @@ def fill_scratch_pages(rule: PageRule, pages: npt.NDArray[np.int32], begin: i64,
     first = scratch.begins[group]
     expansion = rule.expansion
     num_blocks: i64 = len(pages) // expansion
-    ordinal = first if first > begin else begin
     end = scratch.ends[group]
     if end > begin + num_blocks:
         end = begin + num_blocks
     slots = scratch.slots[group]
-    while ordinal < end:
+    for ordinal in range(first if first > begin else begin, end):
         page = rule.first_scratch_page(ordinal - first, slots)
         for sub in range(expansion):
             pages[(ordinal - begin) * expansion + sub] = page + sub
-        ordinal += 1
 
 
 @final

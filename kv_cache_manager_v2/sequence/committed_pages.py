@@ -83,15 +83,13 @@ def copy_committed(
     shared = state.shared
     out.wait(shared.order.mark(state.timeline))
     num_life_cycles = shared.num_life_cycles
-    position: i64 = 0
     try:
-        while position < len(found.pages):
+        for position in range(len(found.pages)):
             page: i64 = found.pages[position]
             target: i64 = targets[position]
             life_cycle = page % num_life_cycles
             head: i64 = heads[life_cycle]
             out.add(shared.storage.pool_group_of[life_cycle], found.slots[position], address + target * stride + head)
-            position += 1
     except BaseException:
         out.discard()
         raise

@@ -50,17 +50,16 @@ def list_copies(state: SequenceState, capacity: i64, history: i64) -> list[int]:
         # A writer computes its planned blocks in place; behind them no block has another owner.
         return copies
     size = state.shared.tokens_per_block
-    ordinal = find_first_written(state, capacity, history)
-    if ordinal < state.num_published:
-        ordinal = state.num_published
+    begin = find_first_written(state, capacity, history)
+    if begin < state.num_published:
+        begin = state.num_published
     end = (capacity + size - 1) // size
     if end > state.num_blocks:
         end = state.num_blocks
-    while ordinal < end:
+    for ordinal in range(begin, end):
         block = state.blocks[ordinal]
         if block.parent is not None or block.num_co_owners > 0:
             copies.append(int(ordinal))
-        ordinal += 1
     return copies
 
 
@@ -75,14 +74,13 @@ def settle_forked(state: SequenceState, first_written: i64) -> None:
         return
     shared = state.shared
     rows = shared.storage.rows
-    ordinal = first_written if first_written > state.num_published else state.num_published
-    while ordinal < state.forked_end:
+    begin = first_written if first_written > state.num_published else state.num_published
+    for ordinal in range(begin, state.forked_end):
         for life_cycle in range(shared.num_life_cycles):
             if state.holds_page(life_cycle, ordinal):
                 slot = rows.slot(state.page_of(life_cycle, ordinal))
                 allocator = shared.storage.allocators[shared.storage.pool_group_of[life_cycle]]
                 shared.order.wait(state.timeline, allocator.ready[slot])
-        ordinal += 1
     cut_forked(state, first_written)
 
 

@@ -38,13 +38,11 @@ class KindRanges:
         num_blocks = facts.num_blocks
         for position in range(len(self._levels)):
             level: i64 = self._levels[position]
-            block: i64 = self._begins[position]
             end: i64 = self._ends[position]
             if end > num_blocks:
                 end = num_blocks
-            while block < end:
+            for block in range(self._begins[position], end):
                 kinds[num_blocks - 1 - block] = level
-                block += 1
 
 
 def find_kinds(retention: RetentionConfig, prompt_length: int, tokens_per_block: int) -> KindRanges | None:

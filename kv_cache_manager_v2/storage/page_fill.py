@@ -107,12 +107,10 @@ class PageFiller:
     def _fill(self, stream: int, pool_group: i64, slot: i64) -> None:
         """As far as the device does it: a pattern for debugging stops nothing."""
         group = self._pool_groups[pool_group]
-        pool: i64 = 0
         try:
-            while pool < len(group.slot_bytes):
+            for pool in range(len(group.slot_bytes)):
                 num_bytes = group.slot_bytes[pool]
                 self._device.fill(stream, group.base_addresses[pool] + slot * num_bytes, num_bytes, self._value)
-                pool += 1
         except Exception as error:
             _record_refusal(error)
 
