@@ -67,13 +67,18 @@ class Process:
             )
             for layer in layers
         ]
+        self.clock = clock
         quota = num_slots * 2 * bytes_of_block * len(layers)
         config = KVCacheManagerConfig(tokens_per_block=SIZE, cache_tiers=[GpuCacheTierConfig(quota)], layers=configs)
         self.manager = KVCacheManager(config, device=HostDevice())
+        self.begin_agent(network, name)
+
+    def begin_agent(self, network: FakeNetwork, name: str) -> None:
         self.engine = FakeEngine(network, name)
         self.engine.manager = self.manager
+        model_id = ModelId("m", heads=self.heads)
         self.agent = TransferAgent(
-            self.manager, self.engine, model_id=ModelId("m", heads=heads), head_layout=layout, lease_seconds=LEASE, clock=clock
+            self.manager, self.engine, model_id=model_id, head_layout=self.layout, lease_seconds=LEASE, clock=self.clock
         )
 
     def places(self, kv_cache: KVCache, num_tokens: int, first_token: int = 0) -> Iterator[tuple[int, bytes]]:
@@ -162,6 +167,26 @@ def test_pages_of_all_groups_arrive(network: FakeNetwork, access: str) -> None:
     waiting.commit(TOKENS)
     waiting.close()
     assert decode.manager.probe_reuse(None, [*TOKENS, 99]) == len(TOKENS)
+    prefill.close()
+    decode.close()
+
+
+@pytest.mark.parametrize("access", ["read", "write"])
+def test_an_agent_that_is_made_anew_beside_a_manager_that_goes_on(network: FakeNetwork, access: str) -> None:
+    """What the first one had lent is free, its peer's transfer fails in a period, and the next one offers and asks as the first did."""
+    clock = Clock()
+    prefill, decode = Process(network, clock, "p"), Process(network, clock, "d")
+    left, right, _waiting = send(access, network, prefill, decode, TOKENS)
+    prefill.agent.close()
+    prefill.engine.kill()
+    assert not prefill.manager.open_leases and left.state is TransferState.FAILED
+    prefill.begin_agent(network, "p again")
+    left, again, waiting = send(access, network, prefill, decode, list(range(30, 50)))
+    step(network, prefill, decode)
+    assert left.state is again.state is TransferState.DONE and decode.is_right(waiting, 20)
+    clock.now += 2 * LEASE
+    step(network, prefill, decode)
+    assert right.state is TransferState.FAILED
     prefill.close()
     decode.close()
 
