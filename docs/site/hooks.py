@@ -52,7 +52,7 @@ MODULES = {
     ),
 }
 GROUPS = {
-    "To serve requests": ["manager", "config", "sequence", "reuse", "kernels"],
+    "To serve requests": ["manager", "config", "sequence", "reuse", "kernels", "base"],
     "To plan and place memory": ["models", "layout", "device", "storage"],
     "To watch": ["stats", "metrics", "events", "publishing"],
     "To connect and to test": ["integrations", "transfers", "testing"],

@@ -15,7 +15,7 @@ from .source_tree import ROOT, package_sources, project_files
 
 DOCUMENTS: Final = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md"), *ROOT.glob("*/README.md")])
 TEXT_SUFFIXES: Final = {".py", ".pyi", ".c", ".h", ".md", ".toml", ".yml", ".cfg", ".in", ""}
-MAX_LINES: Final = {"README.md": 110, "CLAUDE.md": 150}
+MAX_LINES: Final = {"README.md": 109, "CLAUDE.md": 150}
 
 # TensorRT-LLM's class, what docs/tensorrt-llm.md says is not offered, and what docs/integrations.md says of transformers' batching and of
 # SGLang.
