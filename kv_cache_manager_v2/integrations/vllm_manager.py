@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
-from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.kv_cache_interface import KVCacheConfig, get_kv_cache_spec_kind, get_kv_cache_spec_sliding_window
 from vllm.v1.metrics.stats import PrefixCacheStats
 
 from ..base.package_log import PackageLog
@@ -254,9 +254,8 @@ class PagedKVCacheManager(KVCacheManager):
         kv_cache = running.kv_cache
         begin = kv_cache.num_committed_tokens
         num_tokens = min(num_tokens, request.num_tokens)
-        if begin >= num_tokens:
-            return
-        kv_cache.commit(request.all_token_ids[begin:num_tokens])
+        if begin < num_tokens:
+            kv_cache.commit(request.all_token_ids[begin:num_tokens])
 
     def _plan(self, running: _Running, request: Any, num_tokens: int) -> None:
         """Offer the blocks that the step fills to requests that are scheduled after this one."""
@@ -284,8 +283,7 @@ class PagedKVCacheManager(KVCacheManager):
         return self.empty_kv_cache_blocks if begin == running.num_announced else BlockIds(self._list_ids(running.kv_cache, begin))
 
     def _record_new(self, running: _Running, begin: int) -> None:
-        for ids in self._list_ids(running.kv_cache, begin):
-            self._new_ids += [block for block in ids if block > 0]
+        self._new_ids += [block for ids in self._list_ids(running.kv_cache, begin) for block in ids if block > 0]
 
     def _list_ids(self, kv_cache: KVCache, begin: int) -> tuple[list[int], ...]:
         # Workers keep the lists and append to them, so groups do not share one.
@@ -330,10 +328,10 @@ class PagedKVCacheManager(KVCacheManager):
         return 0 if running is None else running.kv_cache.num_committed_tokens
 
     def count_missing_blocks(self, request_id: str, num_tokens: int) -> int:
-        """How many blocks of one layer group a request of this length needs beyond those that it has."""
+        """How many blocks, of all groups, a request of this length needs beyond those that it has."""
         running = self._running.get(request_id)
         capacity = 0 if running is None else running.kv_cache.capacity
-        return max(0, -(-(num_tokens - capacity) // self._tokens_per_block))
+        return max(0, -(-(num_tokens - capacity) // self._tokens_per_block)) * self.num_kv_cache_groups
 
     def remove_skipped_blocks(self, request_id: str, processed_computed_tokens: int, num_prompt_tokens: int | None = None) -> None:
         """Release what has left the window, before the next `allocate_slots` does."""
@@ -368,7 +366,7 @@ class PagedKVCacheManager(KVCacheManager):
         return True
 
     def take_events(self) -> list[KVCacheEvent]:
-        """KV events in vLLM's classes; of a group of the manager as its first KV cache group."""
+        """KV events in vLLM's classes."""
         translator = self._translator
         events = self._events
         if translator is None or events is None:
@@ -383,6 +381,8 @@ class PagedKVCacheManager(KVCacheManager):
 
     def _to_event(self, event: wire_event.WireEvent) -> KVCacheEvent:
         if isinstance(event, wire_event.BlockStored):
+            group = self._to_group(event.group)
+            spec = self.kv_cache_config.kv_cache_groups[group].kv_cache_spec
             return BlockStored(
                 block_hashes=event.hashes,
                 parent_block_hash=event.parent_hash,
@@ -393,9 +393,9 @@ class PagedKVCacheManager(KVCacheManager):
                 lora_name=event.lora_name,
                 # vLLM itself has the salt there, at a path's first block.
                 extra_keys=mark_salt(event, "") if event.parent_hash is None else event.extra_keys,
-                group_idx=self._to_group(event.group),
-                kv_cache_spec_kind=event.kind,
-                kv_cache_spec_sliding_window=event.window,
+                group_idx=group,
+                kv_cache_spec_kind=get_kv_cache_spec_kind(spec).value,
+                kv_cache_spec_sliding_window=get_kv_cache_spec_sliding_window(spec),
             )
         if isinstance(event, wire_event.BlockRemoved):
             return BlockRemoved(block_hashes=event.hashes, medium=event.medium, group_idx=self._to_group(event.group))

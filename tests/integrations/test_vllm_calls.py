@@ -259,11 +259,29 @@ def test_what_the_engine_core_reads_of_the_groups() -> None:
     managers = calls.manager.coordinator.single_type_managers
     assert [manager.block_size for manager in managers] == [BLOCK] * 6
     assert [manager.kv_cache_group_id for manager in managers] == [*range(6)]
-    assert calls.manager.coordinator.get_num_blocks_to_allocate("none", 33) == 3
+    assert calls.manager.coordinator.get_num_blocks_to_allocate("none", 33) == 3 * 6
     assert calls.manager.take_kv_cache_block_copies() == ([], []) and calls.manager.take_boundary_state_offloads() == {}
     empty = calls.manager.empty_kv_cache_blocks
     assert empty.get_block_ids() == ([],) * 6 and calls.manager.truncate_computed_blocks(empty, 0) is empty
     calls.close()
+
+
+def test_events_say_which_group_and_of_what_kind() -> None:
+    engine = make_scheduler(Shape(layers=GEMMA, block_size=BLOCK, num_blocks=200), "ours")
+    manager: Any = PagedKVCacheManager(
+        engine.cache_config, max_model_len=1024, max_in_flight_tokens=256, enable_caching=True, drops_last_block=False, watermark=0.0,
+        has_events=True, shares_in_step=True, log_stats=False,
+    )  # fmt: skip
+    request = Request("first", TEXT, SamplingParams(max_tokens=5), None, block_hasher=engine.block_hasher)
+    assert manager.allocate_slots(request, 100) is not None
+    request.num_computed_tokens = 100
+    manager.new_step_starts()
+    stored = {(event.group_idx, event.kv_cache_spec_kind, event.kv_cache_spec_sliding_window) for event in manager.take_events()}
+    # As stock's manager of the same groups says.
+    assert stored == {(number, *kind) for number, kind in enumerate(make_scheduler(engine.shape, "stock").scheduler.kv_cache_manager
+                                                                     .kv_cache_event_metadata)}  # fmt: skip
+    manager.shutdown()
+    engine.close()
 
 
 def test_a_failure_names_its_request(calls: Calls, caplog: pytest.LogCaptureFixture) -> None:
