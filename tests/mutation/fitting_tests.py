@@ -20,6 +20,9 @@ _PROMISES = {
         "refused_copies forked_processes other_ unreadable_pages failing_tiers tiers_can arrivals statistics_add misses_have "
         "evicted_prefixes coverage rewound_prompts"
     ),
+    "shared": "evicted_prefixes prefixes_are_shared recurrent_states_are_shared shared_levels dead_stores stores_",
+    "durable": "caches_outlive durable_ restarts_keep",
+    "integrations": "",
     "device": "slow_tiers refused_copies tiers_hold states_arrive forks leased pauses",
 }
 _PROPERTIES = {
@@ -41,15 +44,21 @@ _UNIT = {
 
 
 def fitting_tests(file: str) -> list[str]:
-    """Paths of tests, from the repository's root, for a file of the package."""
+    """Paths of tests, from the repository's root, for a file of the package: those that name it come first."""
     folder = file.split("/")[0]
     names = _UNIT.get(folder, f"unit/{folder}").split()
-    paths = [f"tests/{name}" for name in names]
-    if (_TESTS / "property" / folder).exists() and folder not in _UNIT:
-        paths.append(f"tests/property/{folder}")
-    paths += _PROPERTIES.get(folder, "").split()
+    paths = [path for name in names for path in _list_tests(_TESTS / name)]
+    if folder not in _UNIT:
+        paths += _list_tests(_TESTS / "property" / folder)
+    paths += [_TESTS.parent / name for name in _PROPERTIES.get(folder, "").split()]
     for beginning in _PROMISES[folder].split():
-        found = sorted([f"tests/promises/{path.name}" for path in (_TESTS / "promises").glob(f"test_{beginning}*.py")])
+        found = sorted((_TESTS / "promises").glob(f"test_{beginning}*.py"))
         assert found, f"no promise begins with {beginning}"
         paths += found
-    return list(dict.fromkeys(paths))
+    stem = Path(file).stem
+    paths.sort(key=lambda path: stem not in path.read_text())
+    return list(dict.fromkeys([str(path.relative_to(_TESTS.parent)) for path in paths]))
+
+
+def _list_tests(place: Path) -> list[Path]:
+    return [place] if place.is_file() else sorted(place.rglob("test_*.py"))

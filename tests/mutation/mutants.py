@@ -7,6 +7,7 @@ the smaller one, and the order of the arguments of sums and maxima.
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parents[2] / "kv_cache_manager_v2"
 FOLDERS = ("layout", "pools", "storage", "reuse", "sequence")
 FILES = ("device/stream_order.py",)
+WAITING_FOLDERS = ("sequence", "shared", "durable", "integrations")
+_WAIT = re.compile(r"\b(_?settle|await|synchronize|wait)\w*\(")
 
 _COMPARISONS: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
     ast.Lt: (ast.LtE, ast.Gt),
@@ -82,6 +85,15 @@ def all_files() -> list[str]:
 
 def all_mutants() -> list[Mutant]:
     return [mutant for file in all_files() for mutant in mutants_of(file, (PACKAGE / file).read_bytes())]
+
+
+def all_waits() -> list[Mutant]:
+    """Each statement that only waits, left out: of the folders where streams, threads and other machines are waited for. (Without vLLM's
+    adapter, whose tests have an environment of their own.)"""
+    paths = [path for folder in WAITING_FOLDERS for path in sorted((PACKAGE / folder).glob("*.py"))]
+    files = [f"{path.parent.name}/{path.name}" for path in paths if not path.name.startswith("vllm_")]
+    found = [mutant for file in files for mutant in mutants_of(file, (PACKAGE / file).read_bytes())]
+    return [mutant for mutant in found if mutant.kind == "deleted call" and _WAIT.search(mutant.old)]
 
 
 def mutants_of(file: str, source: bytes) -> list[Mutant]:

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from .fitting_tests import fitting_tests
-from .mutants import PACKAGE, all_files, all_mutants, mutants_of
+from .mutants import PACKAGE, WAITING_FOLDERS, all_files, all_mutants, all_waits, mutants_of
 from .run_mutants import ROOT, find_killer, read_equivalent
 
 SOURCE = b"""
@@ -90,6 +90,14 @@ def test_every_mutant_can_be_told_apart_and_parses() -> None:
         assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse((PACKAGE / mutant.file).read_bytes()))
 
 
+def test_waits_are_statements_that_only_wait() -> None:
+    waits = all_waits()
+    assert {mutant.file.split("/")[0] for mutant in waits} <= set(WAITING_FOLDERS) and len(waits) > 40
+    found = {mutant.old for mutant in waits}
+    assert "self._device.synchronize_stream(self._out.stream)" in found and "await_arrivals(state)" in found
+    assert {mutant.new for mutant in waits} == {"pass"}
+
+
 def test_what_is_listed_as_equivalent_exists() -> None:
     known = {mutant.key for mutant in all_mutants()}
     for key, reason in read_equivalent().items():
@@ -98,9 +106,9 @@ def test_what_is_listed_as_equivalent_exists() -> None:
 
 
 def test_each_file_has_tests_that_fit() -> None:
-    for file in all_files():
+    for file in {*all_files(), *[mutant.file for mutant in all_waits()]}:
         paths = fitting_tests(file)
-        assert len(paths) > 4
+        assert len(paths) > 2
         for path in paths:
             assert (ROOT / path).exists(), path
 
