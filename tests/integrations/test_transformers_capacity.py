@@ -4,7 +4,6 @@ The oracle is an empty pool of the same settings. Lengths are near the limit, wh
 """
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -24,14 +23,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "host memory": {"lower_tiers": [HostCacheTierConfig(1 << 20)]},
     "whole blocks": {"enable_partial_reuse": False, "snapshot_policy": SnapshotPolicy(1, at_close=True)},
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def pool_of(model: Any, num_bytes: int, settings: str) -> PagedCachePool:

@@ -1,6 +1,5 @@
 """Caches that decode read copies of their pages in one piece: equal to the bit, bounded and counted, and with the bound 0 none are made."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -8,26 +7,13 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from integrations.small_models import MAKERS, draw_tokens, make_model, with_cache  # noqa: E402
+from integrations.small_models import MAKERS, draw_tokens, make_model, pool_of, with_cache  # noqa: E402
 
-from kv_cache_manager_v2 import DebugFill  # noqa: E402
 from kv_cache_manager_v2.integrations.transformers import PagedCachePool  # noqa: E402
 
 MEMORY = 4 << 20
 T = 8
 LLAMA_TOKEN = 3 * 2 * 2 * 16 * 4  # layers, keys and values, heads, items, bytes of one
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-def pool_of(model: Any, **options: Any) -> PagedCachePool:
-    return PagedCachePool(model, MEMORY, tokens_per_block=T, debug_fill=DebugFill.NAN, **options)
 
 
 def run(model: Any, cache: Any, tokens: Any, begin: int, end: int) -> Any:

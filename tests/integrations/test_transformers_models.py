@@ -1,6 +1,5 @@
 """Models of transformers say the same with a `PagedCache` as with transformers' own `DynamicCache`: logits to the bit, and tokens."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -8,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from integrations.small_models import MAKERS, RECURRENT, WINDOWED, draw_tokens, make_model, with_cache  # noqa: E402
+from integrations.small_models import MAKERS, RECURRENT, WINDOWED, draw_tokens, make_model, pool_of, with_cache  # noqa: E402
 
 from kv_cache_manager_v2 import (  # noqa: E402
     BatchDesc,
@@ -22,22 +21,7 @@ from kv_cache_manager_v2 import (  # noqa: E402
 )
 from kv_cache_manager_v2.integrations.transformers import PagedCache, PagedCachePool  # noqa: E402
 
-MEMORY = 4 << 20
 T = 8
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """With one thread torch adds up in one order, so equal means equal."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-def pool_of(model: Any, **options: Any) -> PagedCachePool:
-    # Freed pages hold NaN: a page that is read too late, or never written, shows in the logits.
-    return PagedCachePool(model, MEMORY, tokens_per_block=T, debug_fill=DebugFill.NAN, **options)
 
 
 def generate(model: Any, prompt: Any, cache: Any = None, **options: Any) -> Any:
@@ -120,6 +104,24 @@ def test_equal_prompts_leave_one_token_to_compute(family: str) -> None:
                 reused.append(cache.reused_tokens)
                 generate(model, prompt, cache)
         assert reused == [0, 74, 74, 74]
+
+
+def test_beams_of_zamba2() -> None:
+    """Its hybrid layers share one attention block, and a beam takes slots for several states."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 503, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 4}
+    states = {"mamba_d_state": 16, "mamba_headdim": 32, "n_mamba_heads": 4, "mamba_ngroups": 1, "chunk_size": 16}
+    kinds = ["mamba", "hybrid"] * 2
+    config = transformers.Zamba2Config(num_hidden_layers=4, layers_block_type=kinds, num_mem_blocks=1, adapter_rank=8, **sizes, **states)
+    model = transformers.Zamba2ForCausalLM(config).eval()
+    prompt = draw_tokens(1, 45, seed=5)
+    with pool_of(model, 64 << 20) as pool:
+        for num_beams, known in ((1, 0), (3, 44)):
+            with pool.open(prompt) as cache:
+                assert cache.reused_tokens == known
+                wanted = generate(model, prompt, num_beams=num_beams)
+                assert torch.equal(generate(model, prompt, cache, num_beams=num_beams), wanted)
+        pool.manager.check_invariants()
 
 
 @pytest.mark.parametrize("family", MAKERS)
