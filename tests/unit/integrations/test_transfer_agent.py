@@ -9,6 +9,7 @@ import pytest
 from kv_cache_manager_v2 import (
     AttentionLayerConfig,
     BufferConfig,
+    Device,
     GpuCacheTierConfig,
     HostDevice,
     KVCache,
@@ -24,6 +25,8 @@ from kv_cache_manager_v2.integrations.page_offer import PageOffer, read_offer
 from kv_cache_manager_v2.integrations.transfer import Transfer, TransferState
 from kv_cache_manager_v2.integrations.transfer_agent import TransferAgent
 from kv_cache_manager_v2.integrations.transfer_engine import PeerGone
+from kv_cache_manager_v2.testing import FakeEngine as ComputingEngine
+from kv_cache_manager_v2.testing import SimulatedDevice, Step
 
 from .fake_transfer_engine import FakeEngine, FakeNetwork
 
@@ -54,6 +57,7 @@ class Process:
         heads: tuple[int, int] = (0, 4),
         layout: str = "NHD",
         num_slots: int = 40,
+        device: Device | None = None,
     ) -> None:
         self.layers = layers
         self.heads = heads
@@ -70,7 +74,8 @@ class Process:
         self.clock = clock
         quota = num_slots * 2 * bytes_of_block * len(layers)
         config = KVCacheManagerConfig(tokens_per_block=SIZE, cache_tiers=[GpuCacheTierConfig(quota)], layers=configs)
-        self.manager = KVCacheManager(config, device=HostDevice())
+        self.config = config
+        self.manager = KVCacheManager(config, device=HostDevice() if device is None else device)
         self.begin_agent(network, name)
 
     def begin_agent(self, network: FakeNetwork, name: str) -> None:
@@ -189,6 +194,44 @@ def test_an_agent_that_is_made_anew_beside_a_manager_that_goes_on(network: FakeN
     assert right.state is TransferState.FAILED
     prefill.close()
     decode.close()
+
+
+def give_room(process: Process) -> KVCache:
+    kv_cache = process.manager.create_kv_cache(None, TOKENS)
+    assert kv_cache.resume() and kv_cache.resize(len(TOKENS), 0)
+    return kv_cache
+
+
+@pytest.mark.parametrize("access", ["offer", "invite"])
+def test_pages_are_lent_once_the_work_on_their_stream_is_done(network: FakeNetwork, access: str) -> None:
+    """A peer waits for no stream of this process."""
+    device = SimulatedDevice(1, eager=False)
+    lender = Process(network, Clock(), "p", device=device)
+    worker = ComputingEngine(lender.config, device)
+    kv_cache = give_room(lender)
+    worker.execute([Step(kv_cache, TOKENS, [])])
+    assert device.num_pending > 0
+    assert kv_cache.resize(len(TOKENS), len(TOKENS))
+    getattr(lender.agent, access)(kv_cache, TOKENS)
+    assert device.num_pending == 0
+    lender.agent.close()
+    worker.close()
+    lender.close()
+
+
+@pytest.mark.parametrize("access", ["read", "write"])
+def test_a_refused_event_ends_the_lease(network: FakeNetwork, access: str) -> None:
+    clock, device = Clock(), SimulatedDevice(1)
+    lender, mover = Process(network, clock, "p"), Process(network, clock, "d", device=device)
+    lent = lender.agent.offer(lender.compute(TOKENS), TOKENS) if access == "read" else lender.agent.invite(lender.expect(TOKENS), TOKENS)
+    kv_cache = give_room(mover)
+    assert kv_cache.resize(len(TOKENS), len(TOKENS))
+    device.faults.fail("record", 1, RuntimeError("refused"))
+    with pytest.raises(RuntimeError, match="refused"):
+        getattr(mover.agent, access)([lent.offer.to_bytes()], kv_cache, TOKENS)
+    assert mover.manager.open_leases == []
+    mover.close()
+    lender.close()
 
 
 def test_blocks_that_reuse_found_are_not_copied(network: FakeNetwork) -> None:
