@@ -7,15 +7,15 @@ that a step-time model moves. Each run is a process. Scheduler time is measured;
 """
 
 import argparse
+import gc
 import itertools
 import json
 import math
+import multiprocessing
 import os
 import platform
 import random
 import statistics
-import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -26,6 +26,7 @@ from typing import Any, Final
 ROOT: Final = Path(__file__).resolve().parents[1]
 FOLDER: Final = Path(os.environ.get("KV_CACHE_MANAGER_V2_TRACES") or ROOT.parent / "shared" / "traces")
 TRACE_BLOCK: Final = 512
+FORK: Final = multiprocessing.get_context("fork")
 ENGINES: Final = ("stock", "ours")
 BUSY: Final = 0.6
 
@@ -175,9 +176,10 @@ def make_forty() -> list[Load]:
 
 
 LOADS: Final = {
-    "chat": ("conversation_first_4000.jsonl", 300),
-    "agents": ("agents_80_sessions.jsonl", 150),
-    "shared prompts": (None, 800),
+    "chat": ("conversation_first_4000.jsonl", 200),
+    "agents": ("agents_80_sessions.jsonl", 100),
+    "shared prompts": (None, 500),
+    "a crowd": (None, 800),
 }
 """The trace, if it is one, and how many requests of it."""
 
@@ -189,6 +191,8 @@ def loads_of(name: str, model: Model, limit: int | None) -> list[Load]:
     path, count = LOADS[name]
     loads = make_shared_prompts() if path is None else read_trace(path)
     loads = [load for load in loads if load.length() + load.num_new <= model.max_length][: limit or count]
+    if name == "a crowd":
+        return [replace(load, at=0.0) for load in loads]
     seconds = sum(model.step_seconds([(0, load.length())]) for load in loads)
     pace = seconds / BUSY / (loads[-1].at - loads[0].at)
     return [replace(load, at=load.at * pace) for load in loads]
@@ -302,6 +306,8 @@ def lengths_of(output: Any) -> Iterator[tuple[int, int]]:
 def run_one(model_name: str, load: str, engine_name: str, is_async: bool, limit: int | None) -> dict[str, Any]:
     from integrations.vllm_scheduling import Shape, make_scheduler
 
+    gc.collect()
+    gc.freeze()
     model = (MODELS | TINY)[model_name]
     shape = Shape(
         layers=model.layers, window=max(model.window, 1), block_size=model.block_size, num_blocks=model.num_blocks(),
@@ -318,17 +324,22 @@ def run_one(model_name: str, load: str, engine_name: str, is_async: bool, limit:
 # -- all of them -------------------------------------------------------------------------------------------------------------------------
 
 
-def run_apart(model: str, load: str, engine: str, is_async: bool, limit: int | None) -> dict[str, Any]:
-    """A run in a process of its own; where it raises, the last line."""
-    command = [sys.executable, "-P", "-W", "ignore", __file__, "--one", model, load, engine]
-    command += [] if is_async else ["--synchronous"]
-    command += [] if limit is None else ["--requests", str(limit)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    for line in done.stdout.splitlines():
-        if line.startswith("RESULT "):
-            result: dict[str, Any] = json.loads(line.removeprefix("RESULT "))
-            return result
-    return {"refused": next((line for line in reversed(done.stderr.splitlines()) if "Error" in line), done.stderr[-300:])}
+def run_apart(*arguments: Any) -> dict[str, Any]:
+    """A run in a forked process, which has vLLM imported; where it raises, what."""
+    here, there = FORK.Pipe(duplex=False)
+
+    def run() -> None:
+        try:
+            there.send(run_one(*arguments))
+        except Exception as error:
+            there.send({"refused": str(error)})
+
+    process = FORK.Process(target=run)
+    process.start()
+    there.close()
+    result: dict[str, Any] = here.recv()
+    process.join()
+    return result
 
 
 METRICS: Final = [
@@ -348,7 +359,7 @@ def table(runs: Runs, names: list[tuple[str, str]], models: dict[str, Model], fi
             run = runs[model, load, engine]
             label = models[model].name if engine == "stock" else ""
             if "refused" in run:
-                lines.append(f"| {label} | {NAMES[engine]} | refused: {run['refused']} |" + " |" * (len(METRICS) - 1))
+                lines.append(f"| {label} | {NAMES[engine]} | refused: {run['refused'].partition(';')[0]} |" + " |" * (len(METRICS) - 1))
             else:
                 lines.append(f"| {label} | {NAMES[engine]} |" + "".join(f" {run[key]:,.{digits}f} |" for key, _, digits, _ in METRICS))
     return "\n".join(lines)
@@ -385,7 +396,7 @@ def write_page(runs: Runs, is_async: bool, limit: int | None, missing: list[str]
     for load in LOADS:
         names = [name for name in large if name[1] == load]
         if names:
-            sections.append(f"### {load.capitalize()}\n\n{table(runs, names, MODELS, 'model')}\n")
+            sections.append(f"### {load[0].upper()}{load[1:]}\n\n{table(runs, names, MODELS, 'model')}\n")
     for reason in missing:
         sections.append(f"Left out: {reason}\n")
     settings = [
@@ -400,7 +411,7 @@ def write_page(runs: Runs, is_async: bool, limit: int | None, missing: list[str]
         build="compiled" if is_compiled() else "interpreted",
         machine=f"{processor()}, Python {platform.python_version()}",
         mode="asynchronous, two batches in flight" if is_async else "one batch in flight, since this library refuses more",
-        counts=", ".join(f"{limit or count} of {load}" for load, (_, count) in LOADS.items()),
+        counts=", ".join(f"{limit or count} ({load})" for load, (_, count) in LOADS.items()),
         busy=f"{BUSY:.0%}".replace("%", " %"),
         settings="\n".join(settings),
         tables="\n".join(sections),
@@ -423,6 +434,8 @@ def main() -> None:
         model, load, engine = options.one
         print("RESULT " + json.dumps(run_one(model, load, engine, is_async, options.requests)))
         return
+    import integrations.vllm_scheduling  # noqa: F401, so that runs have it
+
     if is_async and "refused" in run_apart("tiny-400", "forty", "ours", True, None):
         is_async = False
     missing = []

