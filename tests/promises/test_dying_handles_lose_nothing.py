@@ -109,6 +109,7 @@ ASKED: dict[str, Callable[[KVCacheManager, KVCache], object]] = {
     "get_statistics": lambda manager, other: manager.get_statistics(),
     "get_iteration_statistics": lambda manager, other: manager.get_iteration_statistics(),
     "probe_reuse": lambda manager, other: manager.probe_reuse(None, [1, 2, 3, 4, 5, 6]),
+    "probe_reuse_batch": lambda manager, other: manager.probe_reuse_batch([[1, 2, 3], [1, 2, 3, 4, 5, 6]]),
     "check_invariants": lambda manager, other: manager.check_invariants(),
     "describe": lambda manager, other: manager.describe(),
     "find_refusal": lambda manager, other: other.find_refusal(250),
