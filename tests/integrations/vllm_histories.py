@@ -76,7 +76,8 @@ def choose_shape(chance: random.Random, kinds: tuple[str, ...]) -> Shape:
         shape = replace(shape, num_stages=2)
     if "runner 2" in kinds and chance.random() < 0.5:
         shape = replace(shape, runner=2)
-    if "state" not in shape.layers and "drafts" in kinds and chance.random() < 0.5:
+    # With stages vLLM's own manager goes wrong too: drafts of a step that a reset made void are scheduled while a prefill is in flight.
+    if "state" not in shape.layers and shape.num_stages == 1 and "drafts" in kinds and chance.random() < 0.5:
         shape = replace(shape, num_drafts=chance.choice([1, 3]))
     if "priority" in kinds and chance.random() < 0.3:
         shape = replace(shape, policy="priority")
