@@ -18,7 +18,6 @@ from ..base.checks import to_index_mode, to_int, to_role
 from ..base.given import Given
 from ..base.ids import DataRole, LayerId, PageIndexMode
 from ..base.value import Value
-from ..layout.buffer_id import BufferId
 from ..manager.kv_cache_manager import KVCacheManager
 
 
@@ -157,7 +156,7 @@ def resolve_family(manager: KVCacheManager, family: object) -> PageRule:
     if not isinstance(family, DensePages):
         raise TypeError(f"pages must be StridedPages or DensePages, not {type(family).__name__}")
     converter = manager.get_page_index_converter(family.layer_id, family.data_role)
-    group = manager.get_aggregated_pages([BufferId(family.layer_id, family.data_role)])[0].layer_group_id
+    group = manager.get_layer_group_id(family.layer_id)
     is_per_layer = family.index_mode is PageIndexMode.PER_LAYER
     _require_pages_per_block(manager, group)
     return PageRule(

@@ -392,7 +392,7 @@ def model_with_pages_of_a_byte(quota, max_quota, window=None):
 
 def test_page_indices_that_int32_does_not_hold_are_refused():
     """When an output is made, and at the step after level 0 has grown; then nothing has changed."""
-    with KVCacheManager(model_with_pages_of_a_byte(5 << 29, 5 << 29), device=ExternalDevice()) as manager:
+    with KVCacheManager(model_with_pages_of_a_byte(5 << 29, 5 << 29), device=HostDevice()) as manager:
         table = BatchPageTable(manager, 2, 8)
         out = np.full((1, 2, 2, 8 * 4096), 7, np.int32)
         for make in (
@@ -406,7 +406,7 @@ def test_page_indices_that_int32_does_not_hold_are_refused():
         table.add_block_table(StridedPages(0))
         table.update()
     for is_batch in (False, True):
-        with KVCacheManager(model_with_pages_of_a_byte(1 << 30, 5 << 29), device=ExternalDevice()) as manager:
+        with KVCacheManager(model_with_pages_of_a_byte(1 << 30, 5 << 29), device=HostDevice()) as manager:
             with manager.create_kv_cache() as kv_cache:
                 assert kv_cache.resume() and kv_cache.resize(10)
                 batch = DecodeBatch(manager, 2, 8)
