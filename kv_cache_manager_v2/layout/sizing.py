@@ -53,7 +53,7 @@ def plan_slot_counts(
     layout: SlotLayout, config: KVCacheManagerConfig, quota_bytes: int, level: int
 ) -> tuple[int, ...]:
     """Slots by pool group: at most ``quota_bytes`` in all, and no further slot would fit; or those of external memory."""
-    tier = config.cache_tiers[level]
+    tier = config.cache_tiers[0]
     if isinstance(tier, ExternalCacheTierConfig):
         return _require_slots(layout, config, tier.slot_counts)
     return _share_quota(layout, config, quota_bytes, level, _minimum_within(layout, config, quota_bytes, level))
