@@ -172,7 +172,7 @@ def test_accesses_are_exactly_what_the_layer_touches(device, name):
             tokens = prompt(1, history + num_input)
             batch = StepBatch(0, manager)
             batch.add(Step(sequence, tokens[history:], tokens[:history]))
-            plan = LaunchPlan(batch, layers, PageIndexMode.SHARED, False)
+            plan = LaunchPlan(batch, layers, PageIndexMode.SHARED, False, None)
             for index, layer in enumerate(config.layers):
                 accesses = HostLayerKernel(plan.layer(index), MismatchLog()).accesses()
                 found = [set(), set()]
