@@ -12,7 +12,6 @@ from kv_cache_manager_v2.base.ids import PageIndexMode
 from kv_cache_manager_v2.config.layer_config import AttentionLayerConfig
 from kv_cache_manager_v2.config.eviction_policy import EvictionPolicy
 from kv_cache_manager_v2.manager.kv_cache_manager import KVCacheManager
-from kv_cache_manager_v2.testing import SimulatedDevice
 from kv_cache_manager_v2.testing.race_error import RaceError
 from kv_cache_manager_v2.testing.simulation.command_line import main
 from kv_cache_manager_v2.testing.simulation.history import run_history
@@ -73,12 +72,12 @@ def test_large_worlds_are_large_and_of_every_policy() -> None:
     """Of the seeds that CI runs; a kept seed is one of them only if it failed as one."""
     large = [seed for seed in range(200) if is_large(seed)]
     assert len(large) == 8 and [seed for seed in KEPT_SEEDS if is_large(seed)] == KEPT_LARGE_SEEDS
-    configs = [Scenario(seed, 1).config for seed in large]
-    assert {config.cache_tiers[0].eviction_policy for config in configs} == set(EvictionPolicy)
-    assert {len(config.cache_tiers) for config in configs} >= {1, 2}
+    worlds = [Scenario(seed, 1) for seed in large]
+    assert {world.config.cache_tiers[0].eviction_policy for world in worlds} == set(EvictionPolicy)
+    assert {len(world.config.cache_tiers) for world in worlds} >= {1, 2}
     sizes: list[int] = []
-    for config in configs:
-        with KVCacheManager(config, device=SimulatedDevice(0)) as manager:
+    for world in worlds:
+        with KVCacheManager(world.config, device=world.make_device()) as manager:
             sizes += [group.total for group in manager.get_storage_statistics()]
     assert min(sizes) < 512 and max(sizes) > 2000 and len([size for size in sizes if size >= 260]) >= 10
 
