@@ -279,7 +279,7 @@ class IndexState:
         """
         generations = self._generations
         shift: i64 = 0
-        while self.next_generation >> shift > 0:
+        while shift < 64 and self.next_generation >> shift > 0:
             ends = vec[i64]([0] * (_DIGITS + 1))
             for page in pages:
                 ends[(generations[page] >> shift & _DIGITS - 1) + 1] += 1
