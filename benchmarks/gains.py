@@ -8,6 +8,7 @@ that a step-time model moves. Each run is a process. Scheduler time is measured;
 
 import argparse
 import gc
+import importlib
 import itertools
 import json
 import math
@@ -434,7 +435,7 @@ def main() -> None:
         model, load, engine = options.one
         print("RESULT " + json.dumps(run_one(model, load, engine, is_async, options.requests)))
         return
-    import integrations.vllm_scheduling  # noqa: F401, so that runs have it
+    importlib.import_module("integrations.vllm_scheduling")  # once, before the runs are forked
 
     if is_async and "refused" in run_apart("tiny-400", "forty", "ours", True, None):
         is_async = False

@@ -19,6 +19,7 @@ from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from vllm.v1.kv_cache_interface import KVCacheConfig, get_kv_cache_spec_kind, get_kv_cache_spec_sliding_window
 from vllm.v1.metrics.stats import PrefixCacheStats
 
+from ..base.errors import LogicError
 from ..base.package_log import PackageLog
 from ..events.kv_cache_event import KVCacheEvent as ManagerEvent
 from ..manager.kv_cache import KVCache
@@ -344,7 +345,7 @@ class PagedKVCacheManager(KVCacheManager):
         return blocks
 
     def evict_blocks(self, block_ids: set[int]) -> None:
-        raise NotImplementedError("ManagedScheduler cannot evict single blocks: only KV connectors ask for that, and they are refused")
+        raise LogicError("ManagedScheduler evicts no single blocks: only KV connectors ask for that, and they are refused at the start")
 
     # -- the whole cache -----------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ pytest.importorskip("vllm")
 
 import torch  # noqa: E402
 from integrations.vllm_scheduling import GEMMA, Engine, Shape, make_scheduler  # noqa: E402
+from kv_cache_manager_v2 import LogicError  # noqa: E402
 from kv_cache_manager_v2.integrations.vllm import ManagedScheduler  # noqa: E402
 from kv_cache_manager_v2.integrations.vllm_groups import KINDS, find_window, require_supported  # noqa: E402
 from kv_cache_manager_v2.integrations.vllm_manager import PagedKVCacheManager  # noqa: E402
@@ -263,6 +264,8 @@ def test_what_the_engine_core_reads_of_the_groups() -> None:
     assert calls.manager.take_kv_cache_block_copies() == ([], []) and calls.manager.take_boundary_state_offloads() == {}
     empty = calls.manager.empty_kv_cache_blocks
     assert empty.get_block_ids() == ([],) * 6 and calls.manager.truncate_computed_blocks(empty, 0) is empty
+    with pytest.raises(LogicError, match="refused at the start"):
+        calls.manager.evict_blocks({1})
     calls.close()
 
 

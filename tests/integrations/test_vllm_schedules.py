@@ -94,7 +94,7 @@ class FreedEarly(Canary):
                 blocks = group.req_to_blocks[request.request_id]
                 if request.num_output_tokens and blocks[0].ref_cnt == 1 and not blocks[0].is_null:
                     self.count += 1
-                    # Nobody finds it by its tokens, and it is not freed twice; the workers go on reading it.
+                    # No look-up finds it, and it is not freed twice; the workers go on reading it.
                     manager.block_pool.free_blocks([blocks[0]])
                     manager.block_pool.evict_blocks({blocks[0].block_id})
                     blocks[0] = manager.block_pool.null_block

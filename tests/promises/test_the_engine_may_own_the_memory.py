@@ -82,7 +82,7 @@ def test_an_engine_gets_slot_numbers_and_whole_blocks() -> None:
         # Slot 0 is the null slot. Two groups, three blocks each; the window of 8 begins at 10 + 1 - 8 = 3, in block 0.
         assert sorted(indices(first, 0) + indices(first, 1)) == [1, 2, 3, 4, 5, 6]
         second = manager.create_kv_cache(input_tokens=prompt)
-        # Two whole blocks are published; the two tokens behind them are in nobody's reach.
+        # Two whole blocks are published; the two tokens behind them cannot be reused.
         assert second.num_committed_tokens == 8
         assert second.resume() and indices(second, 0) == indices(first, 0)[:2]
         second.close()

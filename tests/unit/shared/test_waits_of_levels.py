@@ -39,7 +39,7 @@ class HeldStore(MemoryStore):
 
 
 def test_an_offer_takes_the_slots_of_what_is_stored_by_now() -> None:
-    """Staging memory for 8 pages, all of which are in the store when the next 8 come; nobody has reported since."""
+    """Staging memory for 8 pages, all of which are in the store when the next 8 come; no report was taken in between."""
     store = HeldStore()
     with Rank(store, store_bytes=8 * 4096) as rank:
         outgoing = rank.level._outgoing
@@ -59,7 +59,7 @@ def test_what_was_evicted_before_the_weights_changed_has_no_name_of_after() -> N
         rank.run(FIRST)
         rank.run(SECOND)
         leaving = rank.level._outgoing._leaving
-        assert leaving is not None and len(leaving.paths) > 0, "the first text was evicted, and nobody has reported since"
+        assert leaving is not None and len(leaving.paths) > 0, "the first text was evicted, and no report was taken since"
         rank.level.begin_epoch(1)
         rank.drain()
     with Rank(store, epoch=1) as reader:
