@@ -73,7 +73,7 @@ forgotten sequence.
 from typing import Final
 
 MAGIC: Final = b"KVCM"
-VERSION: Final = 37
+VERSION: Final = 38
 
 CREATE: Final = 1
 RESUME: Final = 2

@@ -40,18 +40,21 @@ class DropPlan:
 @final
 @mypyc_attr(native_class=True)
 class DropPlans:
-    __slots__ = ("_tree", "_cycles", "_tokens_per_block", "_open", "_num_made")
+    __slots__ = ("_tree", "_cycles", "_tokens_per_block", "_backoff", "_open", "_num_made")
 
     _tree: Final[RadixTree]
     _cycles: Final[list[LifeCycle]]
     _tokens_per_block: Final[int]
+    _backoff: Final[i64]
+    """`reuse_match_backoff`: of so many tokens behind a match it must be known that they were published there."""
     _open: Final[dict[int, DropPlan]]
     _num_made: int
 
-    def __init__(self, tree: RadixTree, life_cycles: LifeCycleRegistry, tokens_per_block: int) -> None:
+    def __init__(self, tree: RadixTree, life_cycles: LifeCycleRegistry, tokens_per_block: int, backoff: int) -> None:
         self._tree = tree
         self._cycles = list(life_cycles)
         self._tokens_per_block = tokens_per_block
+        self._backoff = backoff
         self._open = {}
         self._num_made = 0
 
@@ -75,6 +78,7 @@ class DropPlans:
         if plan is None:
             return 0
         # What every longer prefix needs goes last: the tree drops with it what can be reached no more, and that would not be counted.
+        self._tree.dropped_ends.note(plan.blocks[-1], self._backoff)
         count = self._drop_end(plan, False) + self._drop_end(plan, True)
         self._tree.unpin(plan.blocks[-1])
         return count

@@ -130,7 +130,8 @@ class Matcher:
         return None if child is None else self._try_partial(child, len(rest) // TOKEN_BYTES, blocks)
 
     def count_content(self, root: Block, match: Match, packed: bytes) -> i64:
-        """How many leading tokens lie on a path of the tree, whatever pages are left of it; at least those of ``match``."""
+        """How many leading tokens lie on a path of the tree, whatever pages are left of it, or go on as a block did that was dropped on
+        request; at least those of ``match``."""
         size = self._tokens_per_block
         block_bytes = self._tree.block_bytes
         num_bytes: i64 = len(packed)
@@ -145,9 +146,10 @@ class Matcher:
             node = child
             position += len(rest)
         num_tokens = position // TOKEN_BYTES
-        if self._partial and position < num_bytes:
-            num_tokens += count_shared_with_children(self._tree, node, packed[position : position + block_bytes])
-        return num_tokens
+        rest = packed[position : position + block_bytes]
+        num_shared = count_shared_with_children(self._tree, node, rest) if self._partial else 0
+        num_dropped = self._tree.dropped_ends.count_tokens(node, rest)
+        return num_tokens + (num_shared if num_shared > num_dropped else num_dropped)
 
     def _find_whole_windows(self, root: Block, packed: bytes, blocks: list[Block]) -> Match:
         """The longest match at or above the end of the path ``blocks``; nothing below it can serve."""

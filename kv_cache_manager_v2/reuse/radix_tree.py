@@ -32,6 +32,7 @@ from .block_pool import BlockPool, count_possible_blocks
 from .block_tokens import count_key_bytes, key_of, share_tokens, shorten_tokens
 from .content_key import NO_KEY, block_key, make_run_keys, page_key, text_key
 from .digest_table import DigestTable
+from .dropped_ends import DroppedEnds
 from .durable_nodes import NO_NODE, NOT_KEPT, DurableNodes
 from .reuse_scope import ReuseScope
 from .token_packing import TOKEN_BYTES, has_digest, unpack_tokens
@@ -44,7 +45,7 @@ from .window_runs import WindowRuns
 class RadixTree(PageOwner):
     __slots__ = (
         "storage", "pool", "digests", "block_bytes", "history", "has_digests", "_roots", "_scopes", "_retired", "_epoch", "_is_unbounded",
-        "_has_page_per_block", "_runs", "_path", "_next_root", "_makes_keys", "nodes",
+        "_has_page_per_block", "_runs", "_path", "_next_root", "_makes_keys", "nodes", "dropped_ends",
     )  # fmt: skip
 
     storage: Final[PageStorage]
@@ -54,6 +55,7 @@ class RadixTree(PageOwner):
     """Bytes of the key of a full block."""
     history: BlockHistory | None
     """The outcome of blocks that are gone; None if misses are not explained."""
+    dropped_ends: Final[DroppedEnds]
     nodes: DurableNodes | None
     """The numbers of blocks in the index of the durable level; None without one."""
     has_digests: bool
@@ -91,6 +93,7 @@ class RadixTree(PageOwner):
         self._path = VictimPath(storage)
         self._next_root = -1
         self._makes_keys = False
+        self.dropped_ends = DroppedEnds(self.block_bytes)
 
     # -- roots --------------------------------------------------------------------------------------------------------
 
@@ -559,17 +562,14 @@ class RadixTree(PageOwner):
         return True
 
     def _is_used(self, block: Block) -> bool:
-        if block.num_pins > 0:
-            return True
         rows = self.storage.rows
-        for life_cycle in range(rows.num_life_cycles):
-            if rows.num_holds(block.first_page + life_cycle) > 0:
-                return True
-        return False
+        pages = range(int(block.first_page), int(block.first_page + rows.num_life_cycles))
+        return block.num_pins > 0 or any([rows.num_holds(page) > 0 for page in pages])
 
     def retire(self, scopes: list[ReuseScope], cause: i64) -> None:
         """End the epoch of these scopes. Pages that no sequence or lease holds are dropped, the others are their holders' (`disown`)."""
         self._epoch += 1
+        self.dropped_ends.clear()
         for scope in scopes:
             root = self._roots.get(scope)
             if root is not None:

@@ -198,7 +198,7 @@ class Claims:
     retention: Final[RetentionRecords]
 
     def __init__(self, storage: PageStorage, tree: RadixTree, life_cycles: LifeCycleRegistry, config: KVCacheManagerConfig) -> None:
-        self.drop_plans = DropPlans(tree, life_cycles, config.tokens_per_block)
+        self.drop_plans = DropPlans(tree, life_cycles, config.tokens_per_block, config.reuse_match_backoff)
         self.leases = TransferLeases(storage, tree)
         self.twin_pages = None if config.allow_seq_rebasing else TwinPages(storage, self.leases)
         storage.twin_owner = self.twin_pages

@@ -57,7 +57,7 @@ class ReferenceModel(ReferenceRoom):
         """The longest reusable prefix that ends with a planned block; 0 if there is none."""
         if len(self.plans) == 0:
             return 0
-        content = self.tree.count_content(scope, text, self.in_tree, self._with_partial_blocks)
+        content = self.tree.count_content(scope, text, self.in_tree, self._with_partial_blocks, self._backoff)
         return self.plans.find_longest(scope, text, self.statuses.keys() - self.lost, self.in_tree, content, self._backoff)
 
     # -- calls --------------------------------------------------------------------------------------------------------

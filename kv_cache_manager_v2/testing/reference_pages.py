@@ -321,6 +321,15 @@ class ReferencePages:
                 if page.node is None and page.number is not None and node in self._published_as.get(page.number, set()):
                     page.node = node
 
+    def find_published_end(self, sequence: ReferenceSequence, dump: StateDump) -> int:
+        """The last published block of a sequence that commits no more, by a dump of now."""
+        before = (self.statuses, self.places, self.lost, self.in_tree)
+        self._read_tree(dump)
+        last = self.tree.find_exact(sequence.scope, tuple(sequence.committed))
+        is_published = last is not None and last in self.in_tree
+        self.statuses, self.places, self.lost, self.in_tree = before
+        return last if is_published and last is not None else sequence.path[-1]
+
     def name(self, page: Page) -> str:
         node, group = page
         return f"the page of group {group} of block {self.tree.depth(node)} with tokens {self.tree.tokens(node)}"
@@ -386,7 +395,7 @@ class ReferencePages:
                 in_tree.update(sequence.path)
                 if sequence.shared_tail is not None:
                     in_tree.add(sequence.shared_tail)
-            content = self.tree.count_content(scope, text, in_tree, self._with_partial_blocks)
+            content = self.tree.count_content(scope, text, in_tree, self._with_partial_blocks, self._backoff)
             text = text[: max(0, content - self._backoff)]
         match = self._match(scope, text, present)
         least = match.least

@@ -8,7 +8,8 @@ choice. The rules are those of the design, written from its text and not from th
   its page; a block that the prefix ends inside may be any one that begins with those tokens; without partial reuse
   only one that ends where the prompt ends, with exactly those tokens;
 - the longest such ``n`` wins. Where a block has many children, the library may look at the nearest of them only;
-- a backoff is subtracted from the *content*: the tokens on a path of blocks in the tree, whatever pages these have.
+- a backoff is subtracted from the *content*: the tokens on a path of blocks in the tree, whatever pages these have, and behind
+  it as many as the backoff takes with which a block began that was dropped on request.
 """
 
 from collections.abc import Sequence, Set
@@ -81,10 +82,12 @@ class ReferenceTree:
     """Nodes are never removed. ``ever_published``: the pages that existed at some time."""
 
     __slots__ = (
-        "ever_published", "_tokens_per_block", "_rules", "_roots", "_retired", "_parents", "_tokens", "_children", "_by_text",
+        "ever_published", "dropped", "_tokens_per_block", "_rules", "_roots", "_retired", "_parents", "_tokens", "_children", "_by_text",
     )  # fmt: skip
 
     ever_published: Final[set[Page]]
+    dropped: Final[set[int]]
+    """Nodes dropped on request."""
     _tokens_per_block: Final[int]
     _rules: Final[Sequence[GroupRule]]
     _roots: Final[dict[Scope, int]]
@@ -96,6 +99,7 @@ class ReferenceTree:
 
     def __init__(self, tokens_per_block: int, rules: Sequence[GroupRule]) -> None:
         self.ever_published = set()
+        self.dropped = set()
         self._tokens_per_block = tokens_per_block
         self._rules = rules
         self._roots = {}
@@ -116,6 +120,7 @@ class ReferenceTree:
 
     def retire(self, scope: Scope, epoch: int) -> None:
         """The scope begins anew; what it had is below a retired root."""
+        self.dropped.clear()
         node = self._roots.pop(scope, None)
         if node is not None:
             self._retired[scope, epoch] = node
@@ -214,8 +219,9 @@ class ReferenceTree:
             least = best
         return ReferenceMatch(best, least if before_lost is None else min(least, before_lost), lengths)
 
-    def count_content(self, scope: Scope, text: Text, in_tree: Set[int], with_partial_blocks: bool) -> int:
-        """The most leading tokens of ``text`` on a path of blocks in the tree: those of ``in_tree``, and all above them."""
+    def count_content(self, scope: Scope, text: Text, in_tree: Set[int], with_partial_blocks: bool, backoff: int) -> int:
+        """The most leading tokens of ``text`` on a path of blocks in the tree: those of ``in_tree``, and all above them. Of blocks dropped
+        on request below such a path as many count as ``backoff``."""
         size = self._tokens_per_block
         there: set[int] = set()
         for node in in_tree:
@@ -230,6 +236,8 @@ class ReferenceTree:
             for child in self._children[above]:
                 if child in there and (with_partial_blocks or self._tokens[child] == rest):
                     most = max(most, position + self._num_common(child, rest))
+                if child in self.dropped and not any([isinstance(token, bytes) for token in self._tokens[child]]):
+                    most = max(most, position + min(self._num_common(child, rest), backoff))
             above = self._by_text.get((above, rest)) if len(rest) == size else None
             position += size
         return most

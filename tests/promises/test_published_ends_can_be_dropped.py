@@ -57,6 +57,29 @@ def test_dropping_the_long_one_first_leaves_the_short_one() -> None:
         assert free_slots(manager) == 64
 
 
+@pytest.mark.parametrize("partial", [True, False])
+@pytest.mark.parametrize(("prompt", "backoff", "content"), [(24, 1, 17), (24, 3, 19), (18, 3, 18), (16, 1, 16), (22, 1, 17)])
+def test_a_dropped_end_stays_content(prompt: int, backoff: int, content: int, partial: bool) -> None:
+    """8 tokens per block. After the last of three blocks is dropped 16 tokens are there. A backoff is taken off what is known to have been
+    published behind one another: those 16, and of the dropped block as many as a backoff can take, as far as the prompt has them.
+
+    Without reuse of parts the match is cut to whole blocks. What ends the epoch also ends that knowledge.
+    """
+    with manager_of(tokens_per_block=8, reuse_match_backoff=backoff, enable_partial_reuse=partial) as manager:
+        plan = planned(manager, LONG)
+        asked = [*LONG[:prompt], 99]
+
+        def cut(num_tokens: int) -> int:
+            return num_tokens if partial else num_tokens // 8 * 8
+
+        assert plan.drop() == 1
+        assert manager.probe_reuse(input_tokens=asked) == cut(min(content - backoff, 16))
+        manager.check_invariants()
+        manager.clear_reusable_blocks()
+        run_prompt(manager, LONG[:16]).close()
+        assert manager.probe_reuse(input_tokens=asked) == cut(16 - backoff)
+
+
 def test_a_snapshot_inside_another_planned_text_goes() -> None:
     """Each text ends with a snapshot of its state. The long one needs the full page of the short one's block, and not its snapshot."""
     with KVCacheManager(hybrid_config(tokens_per_block=8), device=HostDevice()) as manager:

@@ -382,6 +382,23 @@ def test_configurations_can_be_changed_and_replaced() -> None:
         runtime.KVCacheManager(config, None, object(), device=HostDevice())
 
 
+def test_names_that_are_not_offered_say_why() -> None:
+    events: Any = runtime.KVCacheEventManager(1)
+    module: Any = runtime
+    for name in (
+        "add_stored_event_from_block", "add_stored_block_event_from_block", "add_stored_life_cycle_event_from_block",
+        "add_removed_event_from_block", "add_removed_life_cycle_event",
+    ):  # fmt: skip
+        with pytest.raises(AttributeError, match=f"'{name}': no block leaves the manager.*add_stored_event"):
+            getattr(events, name)
+    for name in ("IKvCacheColdPageCodec", "create_default_kv_cache_cold_page_codec"):
+        with pytest.raises(AttributeError, match=f"'{name}': pages are stored.*cold_page_codec=None"):
+            getattr(module, name)
+    for owner in (events, module):
+        with pytest.raises(AttributeError, match="has no 'fetch'$"):
+            getattr(owner, "fetch")
+
+
 def test_the_ratio_is_by_layer_group() -> None:
     """Recurrent state, full attention, then windows as they grow; of the first and the last two the bytes are in one pool group each."""
     layers: list[Any] = [attention_layer(0, 4, window=64, size=16), attention_layer(1, 4, window=8), state_layer(2), attention_layer(3, 4)]

@@ -3,6 +3,8 @@
 docs/tensorrt-llm.md lists every name, and what is not offered. Nothing of the library imports this.
 """
 
+from typing import Never
+
 from ...base.errors import CorruptedError, CuError, LogicError, OutOfMemoryError, OutOfPagesError
 from ...base.ids import (
     BAD_PAGE_INDEX,
@@ -78,6 +80,7 @@ from .plain_names import (
     PageStatus,
     SlidingWindowSize,
     exact_div,
+    refuse_name,
     typed_range,
 )
 from .planned_drop import PlannedDropHandle
@@ -94,6 +97,11 @@ from .statistics_deltas import (
 _Status = KvCacheStatus
 _cpp_introspection = _introspection
 """Not None: the engine then hands tokens over as int32 views."""
+
+
+def __getattr__(name: str) -> Never:
+    refuse_name(f"module {__name__!r}", name)
+
 
 __all__ = [
     "AggregatedPageDesc",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, Final, SupportsFloat, SupportsIndex, TypeAlias, final
+from typing import ClassVar, Final, Never, SupportsFloat, SupportsIndex, TypeAlias, final
 
 from mypy_extensions import mypyc_attr
 
@@ -34,6 +34,7 @@ from .event_payloads import (
 )
 from .item_runs import ItemRuns
 from .multimodal_items import ItemNames
+from .plain_names import refuse_name
 
 AttentionDpGatherFn: TypeAlias = Callable[[list[KVCacheEvent]], list[list[KVCacheEvent]]]
 
@@ -144,6 +145,9 @@ class KVCacheEventManager(Handle):
     def set_layer_group_window_sizes(self, window_sizes: Mapping[int, int]) -> None:
         """The window sizes that events of these layer groups say from now on; all others are forgotten."""
         self._window_sizes = _to_window_sizes(window_sizes, "window_sizes")
+
+    def __getattr__(self, name: str) -> Never:
+        refuse_name("KVCacheEventManager", name)
 
     def add_created_event(
         self, num_blocks_per_cache_level: Sequence[int], layer_group_ids: Sequence[SupportsIndex] | None = None

@@ -2,7 +2,7 @@
 
 import os
 from enum import IntEnum
-from typing import Final, SupportsIndex, TypeAlias
+from typing import Final, Never, SupportsIndex, TypeAlias
 
 from ...base.checks import to_int
 from ...base.ids import CacheLevel
@@ -17,6 +17,18 @@ NDEBUG: Final = os.environ.get("TLLM_DEBUG_MODE", "")[:1] != "1"
 SlidingWindowSize: TypeAlias = int | None
 IndexSeq: TypeAlias = memoryview
 """Base page indices, as a sequence gives them."""
+
+_OF_BLOCKS: Final = "no block leaves the manager, which announces its own; add_stored_event and add_removed_event take hashes"
+_OF_CODECS: Final = "pages are stored on all levels as kernels wrote them; leave cold_page_codec=None"
+_REFUSED: Final = {
+    "add_stored_event_from_block": _OF_BLOCKS,
+    "add_stored_block_event_from_block": _OF_BLOCKS,
+    "add_stored_life_cycle_event_from_block": _OF_BLOCKS,
+    "add_removed_event_from_block": _OF_BLOCKS,
+    "add_removed_life_cycle_event": _OF_BLOCKS,
+    "IKvCacheColdPageCodec": _OF_CODECS,
+    "create_default_kv_cache_cold_page_codec": _OF_CODECS,
+}
 
 
 class LayerType(IntEnum):
@@ -53,3 +65,9 @@ def typed_range(*args: SupportsIndex) -> range:
     if len(numbers) == 3:
         return range(numbers[0], numbers[1], numbers[2])
     raise TypeError(f"typed_range() takes 1 to 3 args, not {len(numbers)}")
+
+
+def refuse_name(owner: str, name: str) -> Never:
+    """The `AttributeError` of a name that is not there; of one that TensorRT-LLM has, with the reason and the way out."""
+    reason = _REFUSED.get(name)
+    raise AttributeError(f"{owner} has no {name!r}" + ("" if reason is None else f": {reason}"))

@@ -6,10 +6,10 @@ from typing import Final, final
 from mypy_extensions import mypyc_attr
 
 from ...manager.committed_block_drop import CommittedBlockDrop
-from ...manager.kv_cache import KVCache
 from ...manager.kv_cache_manager import KVCacheManager
 from ..reference_model import ReferenceModel
 from ..reference_pages import ModelDisagreement, StateDump
+from .simulated_sequence import SimulatedSequence
 
 
 @final
@@ -17,24 +17,25 @@ from ..reference_pages import ModelDisagreement, StateDump
 class PlannedDrops:
     __slots__ = ("_plans",)
 
-    _plans: Final[list[CommittedBlockDrop]]
+    _plans: Final[list[tuple[CommittedBlockDrop, int]]]
+    """Each with the node that it drops."""
 
     def __init__(self) -> None:
         self._plans = []
 
-    def plan(self, handle: KVCache, model: ReferenceModel, random: Random) -> None:
+    def plan(self, sequence: SimulatedSequence, manager: KVCacheManager, model: ReferenceModel, random: Random) -> None:
         """Plan for a sequence that commits no more."""
         if random.random() < 0.7:
-            plan = handle.plan_committed_block_drop()
+            plan = sequence.handle.plan_committed_block_drop()
             if plan is not None:
-                self._plans.append(plan)
+                self._plans.append((plan, model.find_published_end(sequence.model, manager.describe())))
                 model.num_drop_plans += 1
 
     def carry_one_out(self, manager: KVCacheManager, model: ReferenceModel, random: Random) -> None:
         """Apply or cancel a plan. Only unneeded pages may be dropped, which the model checks, and as many as reported."""
         if len(self._plans) == 0:
             return
-        plan = self._plans.pop(int(random.random() * len(self._plans)))
+        plan, node = self._plans.pop(int(random.random() * len(self._plans)))
         model.num_drop_plans -= 1
         num_before = _count_pages(manager.describe())
         if random.random() < 0.2:
@@ -43,6 +44,8 @@ class PlannedDrops:
                 raise ModelDisagreement("cancel() of a plan has changed pages")
             return
         num_dropped = plan.drop()
+        if not model.tree.is_retired(node):
+            model.tree.dropped.add(node)
         num_gone = num_before - _count_pages(manager.describe())
         # Pages that are reachable only through a dropped one are dropped with it, and not counted.
         if num_gone < num_dropped or (num_dropped == 0 and num_gone != 0):

@@ -208,7 +208,7 @@ class SimulatedRun:
             require_indices_stay("stop_committing", sequence, before)
             run.model.stop_committing(sequence.model, run.manager.describe())
             run.record_early_copies()
-            run.drops.plan(sequence.handle, run.model, random)
+            run.drops.plan(sequence, run.manager, run.model, random)
         elif kind == "close":
             close(run, sequence)
         elif kind == "abandon":
