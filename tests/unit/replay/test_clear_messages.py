@@ -1,4 +1,4 @@
-"""Every wrong option, odd file and full disk is one line that names it: no traceback, no page of usage, nothing lost."""
+"""Every odd file and full disk is one line that names it: no traceback, nothing lost. (Wrong options: `test_wrong_usage.py`.)"""
 
 import json
 import os
@@ -16,49 +16,6 @@ from kv_cache_manager_v2.replay.result_file import write_result
 
 SMALL = ["replay", "--limit", "2", "--quiet"]
 GOOD_LINE = '{"timestamp": 0, "input_length": 600, "output_length": 3, "hash_ids": [0, 1]}\n'
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["replay", "--tokens-per-block", "5000000"], "tokens_per_block is 5000000"),
-        (["replay", "--preempt", "3"], "--preempt"),
-        (["replay", "--preempt", "nan"], "--preempt"),
-        (["replay", "--limit", "-3"], "--limit"),
-        (["replay", "--json", "/"], "that is a folder"),
-        (["replay", "--memory", "1k"], "--memory: '1k' is 1024 bytes; 1g?"),
-        (["plan", "--gpu-memory", "40"], "--gpu-memory: '40' is 40 bytes; 40g?"),
-        (["plan", "--gpu-memory", "40g", "--batch", "100000000"], "--batch 100000000"),
-        (["plan", "--gpu-memory", "40g", "--host-memory", "0"], "--host-memory"),
-        (["inspect", "state.json", "--svg", "/no/such/folder/slots.svg"], "there is no such folder"),
-        (["compare-policies", "--workload", "chat", "--json", "/no/such/folder/x"], "there is no such folder"),
-        ([*SMALL, "--write-policy", "through"], "--tiers gpu="),
-        ([*SMALL, "--tiers", "gpu=8GiB", "--write-policy", "back"], "--tiers gpu="),
-        ([*SMALL, "--skip-bad"], "--skip-bad"),
-        (["plan", "--gpu-memory", "40g", "--save", "one", "--json", "./one"], "--json ./one and --save one are one file"),
-        ([*SMALL, "--report", "one.html", "--json", "one.html"], "--json one.html and --report one.html are one file"),
-        (["convert", "in.jsonl", "one", "--json", "one"], "OUT one and --json one are one file"),
-        ([*SMALL, "--trace-block", "16"], "and none is given"),
-        (["compare-policies", "--workload", "chat", "--trace-block", "16"], "and none is given"),
-        (["compare-policies", "--workload", "chat", "--skip-bad"], "and none is given"),
-        (["compare-policies", "trace.jsonl", "--workload-block", "16"], "and none is given"),
-        (["compare-policies", "--workload", "chat", "--blocks", "1000000000000"], "at most 999999999"),
-        (["compare-policies", "--workload", "chat", "--blocks", "9" * 400], "at most 999999999"),
-        (["compare-policies", "--workload", "chat", "--blocks", "1e12%"], "at most 999999999%"),
-        (["compare-policies", "--workload", "chat", "--blocks", "nan%"], "no number of blocks"),
-        (["replay", "--wirte-policy", "through"], "--wirte-policy; did you mean --write-policy?"),
-        (["plan", "llama-3-8b", "--gpumem", "40g", "more"], "unrecognized arguments: --gpumem 40g more; did you mean --gpu-memory?"),
-        (["compare-policies", "t.jsonl", "--xyz"], "--xyz; kvcm compare-policies --help lists what there is"),
-        (["inspect", "state.json", "--level", "0"], "--svg FILE"),
-        (["inspect", "state.json", "--pool-group", "1"], "--svg FILE"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_wrong_usage_names_the_option(arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(arguments) == 2
-    error = capsys.readouterr().err
-    assert named in error
-    assert len(error.splitlines()) <= 2, "a line of usage, and the error"
 
 
 def test_a_trace_without_requests_is_no_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

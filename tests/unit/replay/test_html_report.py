@@ -119,10 +119,6 @@ def test_three_sentences_say_what_helps() -> None:
     assert "most: more memory, perhaps: 30.0%" in summary_of({"new": 200, "evicted": 300}, [])
 
 
-def test_a_folder_that_is_not_there_is_said_before_anything_is_served(tmp_path: Path) -> None:
-    assert main(["replay", "--limit", "1", "--report", str(tmp_path / "nowhere" / "out.html")]) == 2
-
-
 WIDTHS = {"phone": 390, "desk": 1280}
 PROBE = """<script>
 window.addEventListener("load", () => setTimeout(() => {

@@ -84,27 +84,6 @@ def test_plans_that_cannot_be_played_are_refused(tmp_path: Path) -> None:
         run_kill_drill(plan_of(folder=str(tmp_path / "nowhere")), 3)
 
 
-TIERS = ["--tiers", "gpu=2MiB,disk=32MiB"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (["--durable"], "disk as the last"),
-        (["--durable", "--tiers", "gpu=1MiB,host=1MiB"], "disk as the last"),
-        (["--durable", *TIERS, "--disaggregate"], "one folder"),
-        (["--kill-at", "3", *TIERS], "--durable"),
-        (["--kill-at", "3", "--durable", *TIERS, "--arrivals", "recorded"], "report of its own"),
-        (["--kill-at", "0", "--durable", *TIERS], "at least 1"),
-        (["--kill-at", "3", "--limit", "3", "--durable", *TIERS, "--device", "host"], "none would come after"),
-        (["--kill-at", "3", "--limit", "9", "--durable", *TIERS, "--shrink", "max", "--device", "none"], "no files that outlive"),
-    ],
-)
-def test_options_that_do_not_fit_are_named(arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["replay", *arguments]) == 2
-    assert reason in capsys.readouterr().err
-
-
 def test_a_second_replay_hits_what_the_first_has_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["replay", "--durable", "--tiers", f"gpu=256MiB,disk=512MiB:{tmp_path}", "--limit", "3", "--shrink", "max", "--json", "-"]
     hits = []

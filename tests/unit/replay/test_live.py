@@ -77,4 +77,3 @@ def test_the_command_shows_the_last_table_and_the_report(capsys: pytest.CaptureF
     assert main(["replay", "--workload", "mix", "--limit", "3", "--live", "--shrink", "max"]) == 0
     captured = capsys.readouterr()
     assert "missed, new" in captured.err and "prompt tokens" in captured.out
-    assert main(["replay", "--live", "--quiet"]) == 2

@@ -425,10 +425,3 @@ def test_the_limit_counts_requests(tmp_path: Path) -> None:
     path.write_bytes(LOGS["sharegpt"][0])
     assert TraceWorkload(str(path), limit=1).summary().num_requests == 1
     assert TraceWorkload(str(path), limit=2).summary().num_requests == 2
-
-
-def test_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["replay", "--tokenizer", "x"]) == 2
-    assert "--tokenizer is about a TRACE" in capsys.readouterr().err
-    assert main(["convert", "-", "-", "--json", "-"]) == 2
-    assert main(["convert", "a", "/nowhere/b"]) == 2

@@ -59,22 +59,6 @@ def test_a_configured_model_is_served(name: str, tmp_path: Path, capsys: pytest.
     assert report["mismatches"] == 0 and report["checked_bytes"] > 0 and report["requests"] == 2
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--model", "nonsense"], ["nonsense", "llama-3-8b"]),
-        (["--model", "llama-3-8b", "--tp", "2"], ["--tp", "preset"]),
-        (["--model", ".", "--stage", "1"], ["--stage", "--pp"]),
-        (["--model", "llama-3-8b", "gpt-oss-20b"], ["not both"]),
-    ],
-    ids=str,
-)
-def test_wrong_usage(arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--gpu-memory", "1g", *arguments]) == 2
-    errors = capsys.readouterr().err
-    assert [word for word in words if word not in errors] == [], errors
-
-
 def test_a_file_that_is_no_model_is_one_line_and_code_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "config.json"
     path.write_text('{"model_type": "brand_new"}')

@@ -37,26 +37,3 @@ def test_scratch_slots_fit_longer_prompts(capsys: pytest.CaptureFixture[str]) ->
         line = next(line for line in output.splitlines() if line.startswith("longest prompt"))
         lengths.append(int(line.split()[-2].replace(",", "")))
     assert lengths[1] > 2 * lengths[0]
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        [],
-        ["--gpu-memory", "much"],
-        ["--gpu-memory", "0"],
-        ["--gpu-memory", "1k"],
-        ["--gpu-memory", "1g", "--length", "0"],
-        ["--gpu-memory", "1g", "--length", "8", "--history", "9"],
-        ["--gpu-memory", "1g", "--batch", "-1"],
-        ["--gpu-memory", "1g", "--model", "nonsense"],
-    ],
-    ids=" ".join,
-)
-def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", *arguments]) == 2
-    assert len(capsys.readouterr().err) > 0
-
-
-def test_help() -> None:
-    assert main(["plan", "--help"]) == 0

@@ -98,9 +98,3 @@ def test_the_report_says_how_the_memory_was_shared(capsys: pytest.CaptureFixture
     assert "the manager's default split, kept" in capsys.readouterr().out
     assert main([*small, "--model", "llama-3-8b"]) == 0
     assert "one, which has all the memory" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("ratio", ["0.4", "0.4,x", "0.4,0", "0.4,-1", "1,2,3", ""])
-def test_a_wrong_ratio_is_refused_by_name(ratio: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["replay", "--limit", "1", "--quiet", "--pool-ratio", ratio]) == 2
-    assert "--pool-ratio" in capsys.readouterr().err

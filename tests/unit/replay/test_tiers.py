@@ -119,23 +119,6 @@ def test_other_tiers_are_wrong_usage(text: str, capsys: pytest.CaptureFixture[st
     assert "gpu=" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--memory", "1g", "--tiers", "gpu=1g"],
-        ["--preempt", "1.5"],
-        ["--tiers", "gpu=64MiB,disk=1g:/no/such/folder", "--device", "host"],
-        ["--tiers", "gpu=64MiB,disk=1g:/tmp:/var", "--device", "host"],
-        ["--tiers", "gpu=64MiB,disk=1g:/tmp:/var,disk=1g", "--durable", "--device", "host"],
-        ["--tiers", "gpu=64MiB,disk=1g:/tmp:/tmp/", "--durable", "--device", "host"],
-    ],
-    ids=" ".join,
-)
-def test_what_does_not_go_together_is_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["replay", "--limit", "2", *arguments]) == 2
-    assert len(capsys.readouterr().err) > 0
-
-
 def test_the_command_verifies_over_a_disk(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     tiers = f"gpu=1MiB,host=256KiB,disk=16MiB:{tmp_path}"

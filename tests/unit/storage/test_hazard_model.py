@@ -1,21 +1,14 @@
-"""What `HazardModel` learns, with numbers that are the same on every machine."""
+"""Bits, bounds and bytes of `HazardModel`. (What it learns: `test_hazard_against_formulas.py`.)"""
 
-from collections.abc import Callable
 from decimal import Decimal, localcontext
-from random import Random
 
-import pytest
 
-from kv_cache_manager_v2.storage.eviction.hazard_model import EDGES, NUM_BUCKETS, HazardModel
+from kv_cache_manager_v2.storage.eviction.hazard_model import NUM_BUCKETS, HazardModel
 from kv_cache_manager_v2.storage.eviction.segment_traits import (
     FEATURE_LEVELS,
     FEATURE_SHIFTS,
-    CONTINUES,
-    CONTINUES_SHIFT,
-    ENDS,
     HINT_LEVELS,
     HINT_SHIFTS,
-    KIND_SHIFT,
     TRAIT_BITS,
     least_uses,
     level_of_count,
@@ -53,51 +46,8 @@ def test_levels_of_uses_and_counts() -> None:
     for uses in range(1, 34):
         assert least_uses(level_of_uses(uses)) <= uses
         assert level_of_uses(least_uses(level_of_uses(uses))) == level_of_uses(uses)
+    assert level_of_kind(254) != level_of_kind(0) == level_of_kind(15) != level_of_kind(14)
     assert [level_of_count(count) for count in (0, 1, 2, 3, 4, 7, 8, 1 << 14, 1 << 40)] == [0, 1, 2, 2, 3, 3, 4, 15, 15]
-
-
-def test_while_nothing_is_known_older_is_worth_less() -> None:
-    model = HazardModel()
-    values = [model.value(RARE, bucket) for bucket in range(NUM_BUCKETS + 1)]
-    # Buckets of equal width are worth the same, wider ones less; behind the last one nothing.
-    widths = [EDGES[bucket + 1] - EDGES[bucket] for bucket in range(NUM_BUCKETS)]
-    for bucket in range(NUM_BUCKETS - 1):
-        assert (values[bucket] > values[bucket + 1]) if widths[bucket] < widths[bucket + 1] else values[bucket] == values[bucket + 1]
-    assert values[-2] > values[-1] == 0
-
-
-def test_what_returns_is_worth_more_than_what_does_not() -> None:
-    model = HazardModel()
-    for _ in range(200):
-        model.learn(RARE, 0, 0.0, 4)
-        model.learn(USED, 0, 1.0, 4)
-    assert model.chance(RARE, 0) < 0.25
-    assert model.chance(USED, 0) > 0.75
-    assert model.value(USED, 0) > 3 * model.value(RARE, 0)
-
-
-def test_the_chance_is_the_share_that_returned() -> None:
-    """Alternating one in four: near a quarter, for examples of any size alike."""
-    for num_blocks in (1, 100):
-        model = HazardModel()
-        for number in range(4000):
-            model.learn(RARE, 2, float(number % 4 == 0), num_blocks)
-        assert abs(model.chance(RARE, 2) - 0.25) < 0.1
-
-
-@pytest.mark.parametrize("bucket", [3, 7, 10])
-def test_what_comes_back_late_is_worth_most_just_before(bucket: int) -> None:
-    model = HazardModel()
-    for _ in range(400):
-        for passed in range(bucket):
-            model.learn(LATE, passed, 0.0, 9)
-        model.learn(LATE, bucket, 1.0, 9)
-        # Another kind passes all: what is shared by buckets does not know which one it is.
-        for passed in range(NUM_BUCKETS):
-            model.learn(RARE, passed, 0.0, 9)
-    values = [model.value(LATE, age) for age in range(NUM_BUCKETS)]
-    assert values.index(max(values)) == bucket
-    assert values[:bucket] == sorted(values[:bucket])
 
 
 def test_values_fit_their_bits() -> None:
@@ -107,14 +57,6 @@ def test_values_fit_their_bits() -> None:
         for bucket in range(NUM_BUCKETS):
             model.learn(USED, bucket, 1.0, 10_000)
     assert 1 << 44 < model.value(USED, 0) <= 1 << 45
-
-
-def test_equal_examples_make_equal_models() -> None:
-    models = [HazardModel(), HazardModel()]
-    for model in models:
-        for number in range(500):
-            model.learn((number * 7919) % 3 | (number % 11) << 3, number % NUM_BUCKETS, float(number % 3 == 0), 1 + number % 17)
-    assert [models[0].value(traits, 0) for traits in range(64)] == [models[1].value(traits, 0) for traits in range(64)]
 
 
 def test_a_model_goes_on_from_bytes() -> None:
@@ -136,88 +78,3 @@ def test_bytes_that_are_no_model_leave_one_that_knows_nothing() -> None:
         model = HazardModel()
         model.learn(LATE, 1, 1.0, 7)
         assert not model.load(wrong) and model.to_bytes() == HazardModel().to_bytes(), "not a number, or squares below the first one"
-
-
-# -- hints ----------------------------------------------------------------------------------------------------------------
-
-GOES_ON, COMES_TO_AN_END = CONTINUES << CONTINUES_SHIFT, ENDS << CONTINUES_SHIFT
-
-
-def teach(model: HazardModel, hint_of: Callable[[bool], int], num_examples: int = 2000, seed: int = 1) -> None:
-    random = Random(seed)
-    for _ in range(num_examples):
-        returns = random.random() < 0.5
-        model.learn(RARE | hint_of(returns), 0, float(returns), 4)
-
-
-def test_a_hint_that_tells_something_is_believed() -> None:
-    model = HazardModel()
-    teach(model, lambda returns: GOES_ON if returns else COMES_TO_AN_END)
-    assert model.chance(RARE | GOES_ON, 0) > 0.8 > 0.2 > model.chance(RARE | COMES_TO_AN_END, 0)
-    assert model.value(RARE | GOES_ON, 0) > 2 * model.value(RARE | COMES_TO_AN_END, 0)
-    restored = HazardModel()
-    assert restored.load(model.to_bytes())
-    assert restored.value(RARE | GOES_ON, 0) == model.value(RARE | GOES_ON, 0)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_a_hint_that_tells_nothing_leaves_the_features_as_they_are(seed: int) -> None:
-    """To the bit: constant, or at random."""
-    plain = HazardModel()
-    teach(plain, lambda returns: 0, seed=seed)
-    random = Random(seed + 100)
-    for hint_of in (lambda returns: GOES_ON, lambda returns: random.choice([GOES_ON, COMES_TO_AN_END])):
-        model = HazardModel()
-        teach(model, hint_of, seed=seed)
-        for bucket in range(NUM_BUCKETS):
-            assert model.value(RARE, bucket) == model.value(RARE | GOES_ON, bucket) == plain.value(RARE, bucket)
-
-
-def test_a_hint_that_stops_telling_is_believed_no_more() -> None:
-    model = HazardModel()
-    teach(model, lambda returns: GOES_ON if returns else COMES_TO_AN_END)
-    random = Random(7)
-    teach(model, lambda returns: random.choice([GOES_ON, COMES_TO_AN_END]), 20_000)
-    assert abs(model.chance(RARE | GOES_ON, 0) - model.chance(RARE | COMES_TO_AN_END, 0)) < 0.1
-
-
-def test_two_hints_are_told_apart() -> None:
-    """The kind says it, the other one is random: the kind alone counts."""
-    model = HazardModel()
-    random = Random(3)
-    kinds = [level_of_kind(0) << KIND_SHIFT, level_of_kind(254) << KIND_SHIFT]
-    assert kinds[0] != kinds[1] and level_of_kind(14) != level_of_kind(0) == level_of_kind(15)
-    teach(model, lambda returns: kinds[returns] | random.choice([GOES_ON, COMES_TO_AN_END]))
-    assert model.chance(RARE | kinds[1] | GOES_ON, 0) == model.chance(RARE | kinds[1] | COMES_TO_AN_END, 0) > 0.8
-
-
-def test_nothing_is_likely_while_nothing_was_learned() -> None:
-    model = HazardModel()
-    assert [model.likely_bucket(RARE, bucket) for bucket in range(NUM_BUCKETS)] == [NUM_BUCKETS] * NUM_BUCKETS
-    # Each example adds a quarter of its blocks or less: 15 are not enough for 4, 100 of them are.
-    model.learn(RARE, 0, 1.0, 14)
-    assert model.likely_bucket(RARE, 0) == NUM_BUCKETS
-    for _ in range(100):
-        model.learn(RARE, 0, 1.0, 1)
-        model.learn(RARE, 0, 0.0, 1)
-    assert model.likely_bucket(RARE, 0) < NUM_BUCKETS
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_likely_is_when_19_of_20_returns_have_come(seed: int) -> None:
-    """By following a crowd: 10**12 segments that reach the bucket, of which the chance of each bucket comes back in it."""
-    random = Random(seed)
-    model = HazardModel()
-    for _ in range(300):
-        bucket = random.randrange(NUM_BUCKETS)
-        model.learn(random.choice((RARE, USED, LATE)), bucket, float(random.random() < bucket / 20), random.randint(1, 9))
-    for traits in (RARE, USED, LATE):
-        for first in range(NUM_BUCKETS):
-            crowd = 1e12
-            returned = []
-            for bucket in range(first, NUM_BUCKETS):
-                returned.append(crowd * model.chance(traits, bucket))
-                crowd -= returned[-1]
-            likely = model.likely_bucket(traits, first) - first
-            assert sum(returned[: likely + 1]) >= 0.95 * sum(returned) * (1 - 1e-9)
-            assert likely == 0 or sum(returned[:likely]) < 0.95 * sum(returned) * (1 + 1e-9)
