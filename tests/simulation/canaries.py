@@ -595,8 +595,8 @@ CANARIES = (
     Canary(
         "LEARNED goes on counting a page that is in use",
         "storage/eviction/learned.py",
-        "LearnedQueue._leave",
-        "self.num_pages -= 1",
+        "LearnedQueue._count",
+        "self.num_pages += change",
         "pass",
     ),
     Canary(

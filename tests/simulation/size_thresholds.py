@@ -91,7 +91,6 @@ ELSEWHERE: dict[str, str] = {
     "storage/eviction/segment_records.py SPARE_SEGMENTS": "segments of one cache: tests/unit/storage/test_segments.py",
     "storage/eviction/segment_records.py MOST_CROSSED": "edges crossed at once: tests/unit/storage/test_policies_against_naive.py",
     "storage/eviction/segment_records.py _NUM_REFRESHED": "no limit",
-    "storage/eviction/segment_records.py _LEAST_DEFERRED": "pages of one segment: tests/unit/storage/test_segments.py",
     "storage/eviction/segment_records.py _MOST_TWINS": "levels and priorities of one segment: tests/unit/storage/test_segments.py",
     "storage/eviction/recency_shadow.py NUM_PARTS": "parts of the clock: tests/unit/storage/test_shadow_against_dicts.py",
     "storage/eviction/recency_shadow.py _MOST_CREDIT": "a bound: tests/unit/storage/test_shadow_against_dicts.py",

@@ -64,7 +64,7 @@ _USES_BITS: Final = 6
 @mypyc_attr(native_class=True)
 class LearnedQueue(VictimQueue):
     __slots__ = (
-        "records", "first_pages", "_rows", "_keys", "_notes", "_table", "_heap", "_circles", "_number", "_num_in_segments", "_one",
+        "records", "first_pages", "_rows", "_keys", "_notes", "_table", "_heap", "_circles", "_number", "_one",
         "_splitter", "_returned",
     )  # fmt: skip
 
@@ -78,7 +78,6 @@ class LearnedQueue(VictimQueue):
     _circles: Final[SegmentPages]
     _number: Final[i64]
     """Of this queue in the records."""
-    _num_in_segments: i64
     _one: Final[vec[i64]]
     _splitter: Final[RunSplitter]
     _returned: Final[ReturnedPages]
@@ -96,7 +95,6 @@ class LearnedQueue(VictimQueue):
         self._number = records.add_level(True)
         self._heap = records.heaps[self._number]
         self._circles = SegmentPages(rows, records.table, self._heap)
-        self._num_in_segments = 0
         self._one = vec[i64]([0])
         self._splitter = RunSplitter(rows, records, self._circles, self._number)
         self._returned = ReturnedPages(records)
@@ -123,10 +121,8 @@ class LearnedQueue(VictimQueue):
             count = self._take_mates_along(mates, pages, count)
             pages = mates.run
         self.records.note_pushed(count)
-        self.records.num_pages += count
+        self._count(count)
         self._splitter.put_run(pages, count)
-        self.num_pages += count
-        self._num_in_segments += count
 
     def _take_mates_along(self, mates: BlockMates, pages: vec[i64], count: i64) -> i64:
         """`BlockMates.run` gets the pages, behind each leading one what is queued of its block; how many these are."""
@@ -216,71 +212,67 @@ class LearnedQueue(VictimQueue):
 
     # -- going --------------------------------------------------------------------------------------------------------
 
-    def _leave(self, page: i64, note: i64) -> i64:
+    def _leave(self, page: i64) -> i64:
         """Out of its segment, which stays even where that was the last page; the segment. NO_SEGMENT for a page that goes first."""
+        note = self._notes.get(page)
+        if note & STATUS_MASK == IN_SEGMENT:
+            self._one[0] = page
+            self._leave_together(segment_of_note(note), self._one, 0, 1)
+            return segment_of_note(note)
+        assert note & (FIRST_BIT | STATUS_MASK) == FIRST_BIT | IN_USE, "a page left an eviction queue that it was not in"
+        self.first_pages.remove(page)
         self.num_pages -= 1
-        if note & FIRST_BIT != 0 and note & STATUS_MASK == IN_USE:
-            self.first_pages.remove(page)
-            return NO_SEGMENT
-        assert note & STATUS_MASK == IN_SEGMENT, "a page left an eviction queue that it was not in"
-        self._num_in_segments -= 1
-        self.records.num_pages -= 1
-        segment = segment_of_note(note)
-        self._circles.remove(segment, page)
-        return segment
+        return NO_SEGMENT
+
+    def _leave_together(self, segment: i64, pages: vec[i64], begin: i64, end: i64) -> None:
+        """``pages[begin:end]`` out of their segment, which stays."""
+        if begin < end:
+            self._count(begin - end)
+            self._circles.remove_run(segment, pages, begin, end)
+
+    def _count(self, change: i64) -> None:
+        """So many pages more in segments."""
+        self.num_pages += change
+        self.records.num_pages += change
 
     def _free_if_empty(self, segment: i64) -> None:
         if segment != NO_SEGMENT and self._table.words[segment * SEGMENT_WORDS + COUNTS] == 0:
             self._table.free(segment)
 
     def use(self, page: i64) -> None:
-        note = self._notes.get(page)
-        segment = self._leave(page, note)
-        if segment == NO_SEGMENT:
-            uses = uses_of_note(note)
-            self._notes.set(page, in_use(uses + 1 if uses < MOST_USES else uses, 0, False))
-            return
         self._one[0] = page
-        self._returned.begin(segment)
-        self._returned.take(self._one, 0, 1, count_all(self._table.words[segment * SEGMENT_WORDS + COUNTS]))
-        self._free_if_empty(segment)
+        self.use_run(self._one, 1)
 
     def use_run(self, pages: vec[i64], count: i64) -> None:
         begin: i64 = 0
         while begin < count:
-            note = self._notes.get(pages[begin])
-            self.use(pages[begin])
-            begin += 1
-            if note & STATUS_MASK == IN_SEGMENT:
-                segment = segment_of_note(note)
-                end = self._notes.end_of_segment(segment, pages, begin, count)
-                if end > begin:
-                    self._leave_together(segment, pages, begin, end)
-                    self._returned.take(pages, begin, end, count_all(self._table.words[segment * SEGMENT_WORDS + COUNTS]))
-                    self._free_if_empty(segment)
-                    begin = end
-
-    def _leave_together(self, segment: i64, pages: vec[i64], begin: i64, end: i64) -> None:
-        """All of them out of their segment, which stays."""
-        count = end - begin
-        self.num_pages -= count
-        self._num_in_segments -= count
-        self.records.num_pages -= count
-        self._circles.remove_run(segment, pages, begin, end)
+            page = pages[begin]
+            note = self._notes.get(page)
+            if note & STATUS_MASK != IN_SEGMENT:
+                self._leave(page)
+                uses = uses_of_note(note)
+                self._notes.set(page, in_use(uses + 1 if uses < MOST_USES else uses, 0, False))
+                begin += 1
+                continue
+            segment = segment_of_note(note)
+            end = self._notes.end_of_segment(segment, pages, begin, count)
+            self._leave_together(segment, pages, begin, begin + 1)
+            self._returned.begin(segment)
+            self._leave_together(segment, pages, begin + 1, end)
+            self._returned.take(pages, begin, end, count_all(self._table.words[segment * SEGMENT_WORDS + COUNTS]))
+            self._free_if_empty(segment)
+            begin = end
 
     def remove(self, page: i64) -> None:
-        segment = self._leave(page, self._notes.get(page))
+        segment = self._leave(page)
         self._notes.set(page, UNKNOWN)
         if segment != NO_SEGMENT:
             self.records.shadow.note_left(self.records.part_of(self._table.words[segment * SEGMENT_WORDS + STAMP]))
         self._free_if_empty(segment)
 
     def evict(self, page: i64) -> None:
-        segment = self._leave(page, self._notes.get(page))
-        self._notes.set(page, UNKNOWN)
-        if segment != NO_SEGMENT:
-            key = self._keys.content_key(page)
-            self.records.add_ghosts(segment, key, key, 1)
+        self._one[0] = page
+        self.evict_run(self._one, 1)
 
     def evict_run(self, pages: vec[i64], count: i64) -> None:
         notes = self._notes.notes
@@ -288,29 +280,19 @@ class LearnedQueue(VictimQueue):
         while begin < count:
             note = i64(notes[pages[begin]])
             if note & STATUS_MASK != IN_SEGMENT:
-                begin = self._evict_first(pages, begin, count)
+                self._leave(pages[begin])
+                notes[pages[begin]] = UNKNOWN
+                begin += 1
                 continue
             segment = segment_of_note(note)
             end = self._notes.end_of_segment(segment, pages, begin, count)
             self._leave_together(segment, pages, begin, end)
             for position in range(begin, end):
-                notes[pages[position]] = 0
+                notes[pages[position]] = UNKNOWN
             key = self._keys.content_key(pages[begin])
             top_key = key if end - begin == 1 else self._keys.content_key(pages[end - 1])
             self.records.add_ghosts(segment, key, top_key, end - begin)
             begin = end
-
-    def _evict_first(self, pages: vec[i64], begin: i64, count: i64) -> i64:
-        """Those from ``begin`` on that go before all others; how far they go."""
-        notes = self._notes.notes
-        end = begin
-        while end < count and i64(notes[pages[end]]) & STATUS_MASK != IN_SEGMENT:
-            assert i64(notes[pages[end]]) & FIRST_BIT != 0, "a page was evicted that is in no queue"
-            notes[pages[end]] = 0
-            end += 1
-        self.first_pages.evict_run(pages[begin:end], end - begin)
-        self.num_pages -= end - begin
-        return end
 
     def take_victim(self, page: i64) -> None:
         if self.records.learns_below(self._number):
@@ -327,36 +309,31 @@ class LearnedQueue(VictimQueue):
     def _set_out(self, page: i64) -> None:
         """To another slot: its segment is left as it is, so that the page finds it when it arrives."""
         note = self._notes.get(page)
-        segment = self._leave(page, note)
-        if segment == NO_SEGMENT:
-            self._notes.set(page, note & ~FIRST_BIT)
-        else:
-            self._notes.set(page, note - IN_SEGMENT + MOVING)
+        is_first = self._leave(page) == NO_SEGMENT
+        self._notes.set(page, note & ~FIRST_BIT if is_first else note - IN_SEGMENT + MOVING)
 
     def _arrive(self, page: i64, note: i64) -> None:
-        """From another queue, or this one: no request has used it, and it is as old as it was."""
-        self._returned.learn()
-        source = segment_of_note(note)
-        uses = uses_of_note(note)
-        if not self._table.is_used(source):
-            # Forgotten meanwhile.
-            self._one[0] = page
-            self._notes.set(page, in_use(uses, 0, False))
-            self.push_run(self._one, 1)
+        """From another queue, or this one."""
+        if self._table.is_used(segment_of_note(note)):
+            self._join_like(segment_of_note(note), page, uses_of_note(note))
             return
-        self._put_in(self.records.find_copy(source, self._number, self._rows.priority(page)), page, uses)
+        # Forgotten meanwhile.
+        self._notes.set(page, in_use(uses_of_note(note), 0, False))
+        self._one[0] = page
+        self.push_run(self._one, 1)
 
-    def _put_in(self, segment: i64, page: i64, uses: i64, behind: i64 = NO_VICTIM) -> None:
-        """Into a segment of this queue: as its last page, or behind another one."""
-        if behind == NO_VICTIM:
-            self._one[0] = page
-            self._circles.add(segment, self._one, 0, 1)
-        else:
-            self._circles.insert_behind(segment, page, behind)
+    def _join_like(self, segment: i64, page: i64, uses: i64) -> None:
+        """Into that segment, or one of this queue and the page's priority that is as old and as likely to come back. No request has used
+        the page."""
+        self._returned.learn()
+        self._put_in(self.records.find_copy(segment, self._number, self._rows.priority(page)), page, uses)
+
+    def _put_in(self, segment: i64, page: i64, uses: i64) -> None:
+        """Into a segment of this queue, as its last page."""
+        self._one[0] = page
+        self._circles.add(segment, self._one, 0, 1)
         self._notes.set(page, in_segment(segment, uses))
-        self.num_pages += 1
-        self._num_in_segments += 1
-        self.records.num_pages += 1
+        self._count(1)
 
     def forget(self, page: i64) -> None:
         if not self.records.all_learn:
@@ -367,48 +344,32 @@ class LearnedQueue(VictimQueue):
 
     def requeue(self, page: i64) -> None:
         """As old as it was, and with the same value."""
-        note = self._notes.get(page)
-        if note & STATUS_MASK != IN_SEGMENT:
+        if self.stands_first(page):
             self.first_pages.requeue(page)
             return
-        segment = self._leave(page, note)
-        self._arrive(page, note - IN_SEGMENT + MOVING)
+        segment = self._leave(page)
+        self._join_like(segment, page, uses_of_note(self._notes.get(page)))
         self._free_if_empty(segment)
 
     def defer(self, page: i64, below: i64) -> None:
+        """All of the page's segment goes after that of the other: what stands in it is above the page mostly, and so above the other. The
+        page alone goes into the other's segment where that would not help."""
         note = self._notes.get(page)
         below_note = self._notes.get(below)
-        if note & STATUS_MASK != IN_SEGMENT or below_note & STATUS_MASK != IN_SEGMENT or not self.records.put_after(
-            segment_of_note(note), segment_of_note(below_note), self._number, self._rows.priority(page)
-        ):  # fmt: skip
-            self._move_behind(page, below)
-
-    def _move_behind(self, page: i64, below: i64) -> None:
-        """It takes over the segment of the other, or its place in the list of those that are evicted first."""
-        note = self._notes.get(page)
-        segment = self._leave(page, note)
-        below_note = self._notes.get(below)
+        is_below_first = below_note & STATUS_MASK != IN_SEGMENT
         priority = self._rows.priority(page)
-        if below_note & STATUS_MASK == IN_SEGMENT:
-            other = segment_of_note(below_note)
-            behind = below if self._table.has_pages_of(other, self._number, priority) else NO_VICTIM
-            if behind != NO_VICTIM or self.records.is_of_other_level(other, self._number):
-                other = other if behind != NO_VICTIM else self.records.find_equal(other, self._number, priority)
-                self._put_in(other, page, uses_of_note(note), behind)
-                self._free_if_empty(segment)
-                return
-        elif below_note & FIRST_BIT != 0 and self._rows.priority(below) == priority and self._rows.level(below) == self._rows.level(page):
-            self.first_pages.insert_behind(page, below)
-            self._notes.set(page, in_use(uses_of_note(note), 0, False) | FIRST_BIT)
-            self.num_pages += 1
-            self._free_if_empty(segment)
+        if (
+            note & STATUS_MASK == IN_SEGMENT and not is_below_first
+            and self.records.put_after(segment_of_note(note), segment_of_note(below_note), priority)
+        ):  # fmt: skip
             return
-        if segment == NO_SEGMENT:
+        segment = self._leave(page)
+        if segment == NO_SEGMENT and is_below_first:
             self.first_pages.push(page)
             self.num_pages += 1
         else:
-            self._arrive(page, note - IN_SEGMENT + MOVING)
-            self._free_if_empty(segment)
+            self._join_like(segment if is_below_first else segment_of_note(below_note), page, uses_of_note(note))
+        self._free_if_empty(segment)
 
     def stands_first(self, page: i64) -> bool:
         return self._notes.get(page) & (FIRST_BIT | STATUS_MASK) == FIRST_BIT | IN_USE
@@ -429,29 +390,30 @@ class LearnedQueue(VictimQueue):
         return page
 
     def _goes_later(self, mates: BlockMates, page: i64) -> bool:
-        """A victim goes after its block's leading page: to those that wait, if that one was reused, or behind it in its segment."""
+        """A victim goes after its block's leading page: to those that wait, if that one was reused, or into its segment."""
         note = self._notes.get(page)
         if note & STATUS_MASK != IN_SEGMENT:
             return False
         segment = segment_of_note(note)
-        if not mates.waits(page):
+        priority = self._rows.priority(page)
+        if mates.waits(page):
+            if waits(self._table.words[segment * SEGMENT_WORDS + STATE]):
+                return False
+            self.remove(page)
+            self.records.note_pushed(1)
+            goal = self._splitter.find_segment(WAITING << PATH_SHIFT, priority, 0)
+        else:
             leading = mates.first_page(page) + mates.leading
             leading_note = self._notes.get(leading)
-            if page == leading or leading_note & STATUS_MASK != IN_SEGMENT or segment_of_note(leading_note) == segment:
+            goal = segment_of_note(leading_note)
+            if (
+                page == leading or leading_note & STATUS_MASK != IN_SEGMENT or goal == segment
+                or not self._table.has_pages_of(goal, self._number, priority)
+            ):  # fmt: skip
                 return False
-            if not self._table.has_pages_of(segment_of_note(leading_note), self._number, self._rows.priority(page)):
-                return False
-            self._move_behind(page, leading)
-            return True
-        words = self._table.words
-        if waits(words[segment * SEGMENT_WORDS + STATE]):
-            return False
-        self._leave(page, note)
-        self.records.shadow.note_left(self.records.part_of(words[segment * SEGMENT_WORDS + STAMP]))
-        self._free_if_empty(segment)
-        self.records.note_pushed(1)
-        waiting = self._splitter.find_segment(WAITING << PATH_SHIFT, self._rows.priority(page), 0)
-        self._put_in(waiting, page, uses_of_note(note))
+            self._leave(page)
+            self._free_if_empty(segment)
+        self._put_in(goal, page, uses_of_note(note))
         return True
 
     def _first(self, is_dropped: bool) -> i64:
@@ -516,6 +478,5 @@ class LearnedQueue(VictimQueue):
         return found
 
     def check(self) -> None:
-        counted = self._num_in_segments + self.first_pages.num_pages
-        assert counted == self.num_pages, f"{counted} pages in segments and evict-first, counted {self.num_pages}"
+        assert self.num_pages >= self.first_pages.num_pages, f"{self.first_pages.num_pages} pages go first, {self.num_pages} are queued"
         self.records.check_count()

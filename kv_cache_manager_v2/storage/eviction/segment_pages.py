@@ -54,31 +54,6 @@ class SegmentPages:
         self._join(last, head)
         segments[at + COUNTS] += end - begin
 
-    def insert_behind(self, segment: i64, page: i64, other: i64) -> None:
-        """Right behind another page of the segment."""
-        words = self._rows.words
-        following = words[other * ROW_WORDS + LINKS] & LOW_MASK
-        words[page * ROW_WORDS + LINKS] = 0
-        self._join(page, following)
-        self._join(other, page)
-        self._table.words[segment * SEGMENT_WORDS + COUNTS] += 1
-
-    def remove(self, segment: i64, page: i64) -> None:
-        segments = self._table.words
-        at = segment * SEGMENT_WORDS
-        words = self._rows.words
-        at_page = page * ROW_WORDS + LINKS
-        links = words[at_page]
-        words[at_page] = NOT_QUEUED
-        segments[at + COUNTS] -= 1
-        if segments[at + COUNTS] & LOW == 0:
-            self._heap.remove(segment)
-            return
-        following = links & LOW_MASK
-        self._join(links >> 32, following)
-        if segments[at + PLACE] & LOW == page:
-            segments[at + PLACE] = (segments[at + PLACE] >> HIGH_SHIFT << HIGH_SHIFT) | following
-
     def remove_run(self, segment: i64, pages: vec[i64], begin: i64, end: i64) -> None:
         """`remove` each of ``pages[begin:end]``. Neighbours that go together leave one gap, which is joined once."""
         segments = self._table.words

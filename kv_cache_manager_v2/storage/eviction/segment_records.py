@@ -28,7 +28,6 @@ from .segment_table import (
     BUCKET_SHIFT,
     COUNTS,
     HIGH_SHIFT,
-    IS_DEFERRED,
     KEY,
     LOW,
     NO_SEGMENT,
@@ -57,8 +56,6 @@ MOST_CROSSED: Final = 64
 _NUM_REFRESHED: Final = 2
 """Segments whose value is computed anew for each new one, beside those that cross an edge."""
 _MOST_TWINS: Final = 4
-_LEAST_DEFERRED: Final = 512
-"""Pages of a segment that is put after another one as a whole: one by one, fewer take a tenth of a millisecond at most."""
 _PARTS_PER_CACHE: Final = 64
 """Parts of the clock in which `RecencyShadow` counts."""
 
@@ -275,41 +272,20 @@ class SegmentRecords:
         table.words[copy * SEGMENT_WORDS + KEY] = (priority << PRIORITY_SHIFT) | self.model.value(traits, bucket)
         return copy
 
-    def find_equal(self, segment: i64, queue: i64, priority: i64) -> i64:
-        """`find_copy`, with the value that the segment has now."""
-        copy = self.find_copy(segment, queue, priority)
-        words = self.table.words
-        value = words[segment * SEGMENT_WORDS + KEY] & ((1 << PRIORITY_SHIFT) - 1)
-        words[copy * SEGMENT_WORDS + KEY] = (priority << PRIORITY_SHIFT) | value
-        if words[copy * SEGMENT_WORDS + COUNTS] & LOW > 0:
-            self.heaps[queue].renew(copy)
-        return copy
-
-    def put_after(self, segment: i64, other: i64, queue: i64, priority: i64) -> bool:
-        """Let a segment of the queue go right after another one, until its value is computed anew: its first page has that one's pages
-        below it, and so have the next ones mostly. False, and nothing has changed, where that was so before, does not suffice, or saves
-        too little.
-        """
+    def put_after(self, segment: i64, other: i64, priority: i64) -> bool:
+        """Let a segment go right after another one, of its level or another, until its value is computed anew. False, and nothing has
+        changed, where it does so or is chosen by its age."""
         words = self.table.words
         at = segment * SEGMENT_WORDS
-        at_other = other * SEGMENT_WORDS
-        state = words[at + STATE]
-        key = words[at_other + KEY]
+        key = words[other * SEGMENT_WORDS + KEY]
         if (
-            segment == other or words[at + COUNTS] & LOW < _LEAST_DEFERRED
-            or state & IS_DEFERRED != 0 or queue_of_state(words[at_other + STATE]) != queue
-            or words[at + KEY] >> PRIORITY_SHIFT != priority or key >> PRIORITY_SHIFT != priority
+            segment == other or words[at + KEY] >> PRIORITY_SHIFT != priority or key >> PRIORITY_SHIFT != priority
             or words[at + KEY] > key or not self.values_decide(words[at + STAMP])
         ):  # fmt: skip
             return False
-        words[at + STATE] = state | IS_DEFERRED
         words[at + KEY] = key + 1
-        self.heaps[queue].renew(segment)
+        self.heaps[queue_of_state(words[at + STATE])].renew(segment)
         return True
-
-    def is_of_other_level(self, segment: i64, queue: i64) -> bool:
-        """Whether a page of another level, in that segment, may be compared with those of the queue."""
-        return self.all_learn and queue_of_state(self.table.words[segment * SEGMENT_WORDS + STATE]) != queue
 
     def bucket_of(self, stamp: i64) -> i64:
         """Of a segment with that STAMP; NUM_BUCKETS behind the last one."""
@@ -346,9 +322,8 @@ class SegmentRecords:
         """Of a segment with pages."""
         words = self.table.words
         at = segment * SEGMENT_WORDS
-        state = words[at + STATE] & ~IS_DEFERRED
+        state = words[at + STATE]
         value = self.model.value(state & TRAITS_MASK, bucket_of_state(state))
-        words[at + STATE] = state
         words[at + KEY] = (words[at + KEY] >> PRIORITY_SHIFT << PRIORITY_SHIFT) | value
         self.heaps[queue_of_state(state)].renew(segment)
 

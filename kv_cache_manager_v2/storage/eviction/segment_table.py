@@ -3,7 +3,7 @@
 Eight words each, in the order of their age:
 
     KEY     priority (bits 48-54) | value by the model (0-47): what the heap of its queue sorts by
-    STATE   traits (0-32) | buckets passed (33-36) | queue (37-41) | put after another (42); FREE where no segment uses the words
+    STATE   traits (0-32) | buckets passed (33-36) | queue (37-41); FREE where no segment uses the words
     STAMP   the clock when it was pushed (bits 12-62) | its number among the segments that one run of pages became (0-11)
     COUNTS  pages in its queue (0-31) | pages that are gone and remembered, its ghosts (32-62)
     ORDER   the next older segment (0-30) | the next newer one (31-61)
@@ -44,7 +44,6 @@ BUCKET_MASK: Final = 15
 ONE_BUCKET: Final = 1 << BUCKET_SHIFT
 QUEUE_SHIFT: Final = _TRAIT_BITS + 4
 _QUEUE_MASK: Final = 31
-IS_DEFERRED: Final = 1 << (_TRAIT_BITS + 9)
 LOW: Final = (1 << 32) - 1
 HIGH_SHIFT: Final = 32
 ONE_GHOST: Final = 1 << HIGH_SHIFT

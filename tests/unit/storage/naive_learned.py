@@ -31,7 +31,6 @@ class NaiveSegment:
         self.crossed: set[int] = set()
         """Edges that it was looked at for."""
         self.value = 0
-        self.was_deferred = False
 
     def count(self) -> int:
         return len(self.pages) + self.num_ghosts
@@ -178,7 +177,6 @@ class NaiveLearned(NaiveQueue):
 
     def renew(self, segment: NaiveSegment) -> None:
         segment.value = self.model.value(segment.traits, segment.passed)
-        segment.was_deferred = False
 
     def go_on(self) -> None:
         num_left = 64
@@ -432,13 +430,10 @@ class NaiveLearned(NaiveQueue):
         return copy
 
     def put_after(self, segment: NaiveSegment, other: NaiveSegment, priority: int) -> bool:
-        """The whole segment goes after the other one, once until its value is computed."""
+        """The whole segment goes after the other one, until its value is computed."""
         may_be_asked = not self.shadow.rules or self.is_surplus(segment)
-        if segment is other or segment.was_deferred or not may_be_asked or not segment.priority == other.priority == priority:
+        if segment is other or not may_be_asked or not segment.priority == other.priority == priority or segment.value > other.value:
             return False
-        if segment.value > other.value or len(segment.pages) < 512:
-            return False
-        segment.was_deferred = True
         segment.value = other.value + 1
         return True
 
@@ -446,20 +441,13 @@ class NaiveLearned(NaiveQueue):
         here, there = self.segment_of(page), self.segment_of(below)
         if here is not None and there is not None and self.put_after(here, there, priority):
             return
-        was_first = page in self.first_pages
         segment = self.take(page)
-        other = self.segment_of(below)
-        if other is not None and other.priority == priority:
-            other.pages.insert(other.pages.index(below) + 1, page)
-        elif other is None and below in self.first_pages and self.priority[below] == priority:
-            self.first_pages.insert(self.first_pages.index(below) + 1, page)
-            self.priority[page] = priority
-        elif was_first:
+        source = segment if there is None else there
+        if source is None:
             self.first_pages.append(page)
             self.priority[page] = priority
         else:
-            assert segment is not None
-            self.move_to_copy(segment, page, priority)
+            self.move_to_copy(source, page, priority)
         if segment is not None:
             self.free_if_empty(segment)
 
