@@ -50,15 +50,6 @@ def test_one_seed_gives_one_order():
     assert len({tuple(notes) for notes in orders}) > 20
 
 
-def test_work_on_one_stream_is_in_order():
-    for seed in range(30):
-        device = SimulatedDevice(seed)
-        streams, notes = launch_some(device)
-        device.drain()
-        for stream in streams:
-            assert [number for its, number in notes if its == stream] == [0, 1, 2, 3]
-
-
 def test_lateness_is_drawn_and_can_be_set():
     def num_run(seed, eager=None):
         _streams, notes = launch_some(SimulatedDevice(seed, eager=eager))
@@ -68,24 +59,6 @@ def test_lateness_is_drawn_and_can_be_set():
     assert 0 in drawn and len(drawn) > 4
     assert {num_run(seed, eager=False) for seed in range(20)} == {0}
     assert {num_run(seed, eager=True) for seed in range(20)} == {12}
-
-
-def test_wait_holds_and_synchronising_runs_what_it_needs():
-    for seed in range(40):
-        device = SimulatedDevice(seed)
-        a, b, c = [device.create_stream() for _ in range(3)]
-        notes = []
-        device.launch(a, Note(notes, "a"))
-        event_a = device.record_event(a)
-        device.wait_event(b, event_a)
-        device.release_event(event_a)  # the wait still holds
-        device.launch(b, Note(notes, "b"))
-        event_b = device.record_event(b)
-        device.wait_event(c, event_b)
-        device.launch(c, Note(notes, "c"))
-        device.synchronize_stream(c)
-        assert notes == ["a", "b", "c"]
-        assert device.is_event_done(event_b)
 
 
 def test_synchronize_event_need_not_run_more():
@@ -147,66 +120,6 @@ def test_held_stream_runs_nothing():
     device.release_stream(a)
     device.synchronize_stream(a)
     assert notes == ["a"]
-
-
-def test_polling_gets_there():
-    for eager in (None, False, True):
-        device = SimulatedDevice(3, eager=eager)
-        streams, notes = launch_some(device)
-        event = device.record_event(streams[0])
-        while not device.is_event_done(event):
-            pass
-        assert len([note for note in notes if note[0] == streams[0]]) == 4
-
-
-def test_destroyed_stream_finishes_its_work():
-    for seed in range(20):
-        device = SimulatedDevice(seed)
-        stream, notes = device.create_stream(), []
-        device.launch(stream, Note(notes, 0))
-        device.destroy_stream(stream)
-        with pytest.raises(LogicError):
-            device.launch(stream, Note(notes, 1))
-        device.drain()
-        assert notes == [0]
-        assert device.num_open_streams == 0
-
-
-def test_unknown_handles():
-    device = SimulatedDevice(0)
-    event = device.record_event(device.default_stream())
-    device.release_event(event)
-    for call in (device.is_event_done, device.synchronize_event, device.release_event, device.hold):
-        with pytest.raises(LogicError):
-            call(event)
-    with pytest.raises(LogicError):
-        device.synchronize_stream(77)
-    with pytest.raises(LogicError):
-        device.destroy_stream(device.default_stream())
-
-
-def test_failing_kernel_reaches_the_synchronising_caller():
-    for seed in range(20):
-        device = SimulatedDevice(seed)
-        a, b, c = [device.create_stream() for _ in range(3)]
-        notes = []
-        device.launch(a, Failure())
-        event = device.record_event(a)
-        device.wait_event(b, event)
-        device.launch(b, Note(notes, "b"))
-        device.launch(c, Note(notes, "c"))
-        device.synchronize_stream(c)  # is not after it
-        with pytest.raises(ZeroDivisionError):
-            device.synchronize_stream(b)
-        device.synchronize_event(event)  # told once
-        assert notes.count("b") == 1
-        device.close()
-
-
-def test_failing_kernel_reaches_the_launcher_of_an_eager_device():
-    device = SimulatedDevice(0, eager=True)
-    with pytest.raises(ZeroDivisionError):
-        device.launch(device.default_stream(), Failure())
 
 
 def test_unseen_failing_kernel_is_raised_at_close():
