@@ -182,6 +182,11 @@ def mypy_settings(files: Iterable[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def mypyc_folder(package: str, parts: tuple[str, ...], opt_level: str) -> str:
+    """Where mypyc writes its C."""
+    return f"build/mypyc-{package}-{'-'.join(parts)}-O{opt_level}"
+
+
 def compiled_extensions(package: str, parts: tuple[str, ...], opt_level: str) -> list[Extension]:
     """One shared library for all parts, inside the package, and a small shim for each module.
 
@@ -191,7 +196,7 @@ def compiled_extensions(package: str, parts: tuple[str, ...], opt_level: str) ->
     from mypyc.build import mypycify  # not at the top: interpreted builds need no mypy
 
     os.environ["MYPYPATH"] = os.pathsep.join(filter(None, [".", str(HERE), os.environ.get("MYPYPATH", "")]))
-    target_folder = f"build/mypyc-{package}-{'-'.join(parts)}-O{opt_level}"
+    target_folder = mypyc_folder(package, parts, opt_level)
     # Nothing is taken from an earlier run: docstrings have been written into what it left.
     shutil.rmtree(target_folder, ignore_errors=True)
     files = [file for part in parts for file in compiled_files(package, part)]
@@ -598,6 +603,10 @@ def main() -> None:
             include_package_data=False,  # the source distribution's files are more than what is installed
             zip_safe=False,
         )
+    if "bdist_wheel" in sys.argv:
+        # The wheel lies elsewhere by now, and half a gigabyte of C and objects is of no use to the next one.
+        for made in (build_base, mypyc_folder(package, parts, opt_level)):
+            shutil.rmtree(made, ignore_errors=True)
 
 
 if __name__ == "__main__":

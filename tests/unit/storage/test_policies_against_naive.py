@@ -8,12 +8,10 @@ from mypy_extensions import i64
 from unit.storage.naive_learned import NaiveLearned
 from unit.storage.naive_queues import NaiveArc, NaiveLfu, NaiveLru, NaiveQueue, NaiveS3Fifo
 
-from kv_cache_manager_v2.replay.policies.arc import ArcQueue
 from kv_cache_manager_v2.replay.policies.own_policy import make_compared_queue
 from kv_cache_manager_v2.replay.policies.published import COMPARED
 from kv_cache_manager_v2.storage.eviction.learned import LearnedQueue
 from kv_cache_manager_v2.storage.eviction.make_queue import NUM_SENTINELS
-from kv_cache_manager_v2.replay.policies.s3_fifo import S3FifoQueue
 from kv_cache_manager_v2.storage.eviction.segment_records import Learning, SegmentRecords
 from kv_cache_manager_v2.storage.page_rows import PLACE, ROW_WORDS, PageRows, pack_place
 from kv_cache_manager_v2.storage.victim_queue import ContentKeys, VictimQueue
@@ -246,64 +244,3 @@ def test_same_victims_at_other_sizes(policy: str, num_pages: int, num_priorities
                 for page in sorted(history.away)[: history.random.randint(0, num_pages // 40)]:
                     history.come(page)
             history.check()
-
-
-def test_arc_learns_from_its_ghosts() -> None:
-    # 4 slots. Pages 0, 1 are used, so they are in AGAIN; 2 to 5 come once: 2 and 3 go, as ONCE should be 0 long. When
-    # 2 comes back, its ghost says that ONCE was too short.
-    queue, rows = new_queue("arc", 4)
-    assert isinstance(queue, ArcQueue)
-    for page in rows[:2]:
-        queue.push(page)
-        queue.use(page)
-        queue.push(page)
-    victims: list[int] = []
-    for page in rows[2:6]:
-        if queue.num_pages == 4:
-            victims.append(queue.first())
-            queue.evict(victims[-1])
-        queue.push(page)
-    assert victims == rows[2:4]
-    assert queue.first() == rows[4]
-    queue.evict(rows[4])
-    queue.push(rows[2])
-    # ONCE may be 1 long now, and 5 is alone in it: the longest unused of AGAIN goes.
-    assert queue.first() == rows[0]
-
-
-def test_s3_fifo_lets_content_of_one_use_pass_through() -> None:
-    # 10 slots, so SMALL is 1 long. Page 0 is used twice and gets into MAIN; 30 others pass and leave it alone.
-    queue, rows = new_queue("s3-fifo", 10)
-    assert isinstance(queue, S3FifoQueue)
-    queue.push(rows[0])
-    for _ in range(2):
-        queue.use(rows[0])
-        queue.push(rows[0])
-    for page in rows[1:31]:
-        if queue.num_pages == 10:
-            queue.evict(queue.first())
-        queue.push(page)
-    assert rows[0] in queue.collect()
-
-
-def test_lfu_keeps_what_is_used_most() -> None:
-    queue, rows = new_queue("lfu", 4)
-    for page, uses in zip(rows, (2, 0, 1, 2), strict=False):
-        queue.push(page)
-        for _ in range(uses):
-            queue.use(page)
-            queue.push(page)
-    order: list[int] = []
-    while queue.num_pages > 0:
-        order.append(queue.first())
-        queue.evict(order[-1])
-    # Fewest uses first, then the longest unused.
-    assert order == [rows[1], rows[2], rows[0], rows[3]]
-
-
-def new_queue(policy: str, capacity: int) -> tuple[VictimQueue, list[int]]:
-    rows = PageRows(1, NUM_SENTINELS)
-    pages = [rows.add_block() for _ in range(NUM_PAGES)]
-    for page in pages:
-        rows.words[page * ROW_WORDS + PLACE] = pack_place(0, 0, 35)
-    return queue_of(policy, rows, capacity), pages
