@@ -167,8 +167,8 @@ class IndexState:
     """See the module. ``weights``: what policies had learned last; empty where nothing is known."""
 
     __slots__ = (
-        "parents", "page_nodes", "scopes", "next_node", "next_generation", "is_whole", "weights", "_tokens", "_new_tokens",
-        "_num_new_bytes", "_numbers", "_node_places", "_node_sizes", "_num_ascending", "_other_numbers", "_descriptions", "_generations",
+        "parents", "page_nodes", "generations", "scopes", "next_node", "next_generation", "is_whole", "weights", "_tokens", "_new_tokens",
+        "_num_new_bytes", "_numbers", "_node_places", "_node_sizes", "_num_ascending", "_other_numbers", "_descriptions",
         "_slots", "_kinds", "_checksums", "_first_checksums", "_slot_tables",
     )  # fmt: skip
 
@@ -176,6 +176,7 @@ class IndexState:
     """By node: the ordinal of its parent, IS_ROOT or IS_GONE."""
     page_nodes: vec[i64]
     """By page: the ordinal of its node, or IS_GONE."""
+    generations: vec[i64]
     scopes: Final[dict[int, tuple[int | None, int | str | None]]]
     """By root: LoRA and salt."""
     next_node: i64
@@ -199,7 +200,6 @@ class IndexState:
     """Ordinals of the nodes behind those whose numbers ascend; few have such numbers, if any."""
     _descriptions: Final[dict[int, int]]
     """By page that has one."""
-    _generations: vec[i64]
     _slots: vec[i64]
     _kinds: vec[i64]
     """By page: life cycle (bits 0-15) | pool group (16-31) | number of checksums (32-62)."""
@@ -226,7 +226,7 @@ class IndexState:
         self._num_ascending = 0
         self._other_numbers = {}
         self._descriptions = {}
-        self._generations = vec[i64]()
+        self.generations = vec[i64]()
         self._slots = vec[i64]()
         self._kinds = vec[i64]()
         self._checksums = vec[i64]()
@@ -272,22 +272,22 @@ class IndexState:
                 pages = append(pages, page)
         return pages
 
-    def sort_pages(self, pages: vec[i64]) -> vec[i64]:
-        """These, which are in the order of their records, by generation; those of an equal one, which is damage, in that order.
+    def sort_pages(self, pages: vec[i64], times: vec[i64]) -> vec[i64]:
+        """These by time, of which there is one for each page of all, below `next_generation`; those of an equal one in the order in which
+        they are given.
 
         A million Python integers to sort would take a second and 70 MiB: digits of 16 bits are counted, the lowest first.
         """
-        generations = self._generations
         shift: i64 = 0
         while shift < 64 and self.next_generation >> shift > 0:
             ends = vec[i64]([0] * (_DIGITS + 1))
             for page in pages:
-                ends[(generations[page] >> shift & _DIGITS - 1) + 1] += 1
+                ends[(times[page] >> shift & _DIGITS - 1) + 1] += 1
             for digit in range(_DIGITS):
                 ends[digit + 1] += ends[digit]
             ordered = vec[i64]([0] * len(pages))
             for page in pages:
-                digit_of = generations[page] >> shift & _DIGITS - 1
+                digit_of = times[page] >> shift & _DIGITS - 1
                 ordered[ends[digit_of]] = page
                 ends[digit_of] += 1
             pages = ordered
@@ -295,7 +295,7 @@ class IndexState:
         return pages
 
     def generation_of(self, page: i64) -> i64:
-        return self._generations[page]
+        return self.generations[page]
 
     def slot_of(self, page: i64) -> i64:
         return self._slots[page]
@@ -473,7 +473,7 @@ class IndexState:
                 tables.append(SlotTable())
             tables[pool_group].put(slot, len(self.page_nodes))
             self.page_nodes = append(self.page_nodes, node)
-            self._generations = append(self._generations, generation)
+            self.generations = append(self.generations, generation)
             self._slots = append(self._slots, slot)
             life_cycle: i64 = i64(read_i16_le(records, position + _AT_LIFE_CYCLE)) & _SHORT_MASK
             self._kinds = append(self._kinds, life_cycle | pool_group << 16 | count << 32)
@@ -503,7 +503,7 @@ class IndexState:
             self._note_generation(generation)
             page: i64 = self._slot_tables[pool_group].find(slot) if pool_group < len(self._slot_tables) else NO_PAGE
             if page != NO_PAGE:
-                self._generations[page] = generation
+                self.generations[page] = generation
                 if description > 0:
                     self._descriptions[int(page)] = int(description)
             begin += 24

@@ -3,7 +3,7 @@
     1. nodes that say the same (a scope, or a parent and tokens) are one block; of a page that was recorded twice the newer one counts
     2. a block is kept if a match can reach it: its ancestors have the pages of all layer groups without a window
     3. the slots of its pages are taken, the pages are droppable, in the order in which they were used before an orderly end, else in that
-       in which their writes were planned, and the blocks are in the tree
+       in which their writes, or later ones below them, were planned, and the blocks are in the tree
 
 Nothing is read from the slots here: each page is verified when it is read. Blocks and pages come in the order of the generations alone, so
 that managers with equal pages are in equal states; `keep` takes all of it out again, and brings a part of it back.
@@ -68,7 +68,7 @@ class DurableRestore:
 
     __slots__ = (
         "num_pages", "num_blocks", "state", "pages", "page_ids", "has_weights", "_shared", "_durable", "_nodes", "_blocks", "_twins",
-        "_flags", "_pages_of", "_roots", "_planted", "_slot_mark",
+        "_flags", "_pages_of", "_roots", "_planted", "_slot_mark", "_unbounded",
     )  # fmt: skip
 
     num_pages: i64
@@ -93,6 +93,8 @@ class DurableRestore:
     _roots: list[Block]
     _planted: list[Block]
     """All blocks but roots, in the order in which they came into the tree."""
+    _unbounded: vec[i64]
+    """Life cycles without a window: of each block of a prefix their page is needed."""
     _slot_mark: Final[i64]
     """The digest before the first page."""
 
@@ -113,6 +115,10 @@ class DurableRestore:
         self._pages_of = vec[i64]()
         self._roots = []
         self._planted = []
+        self._unbounded = vec[i64]()
+        for number, cycle in enumerate(shared.life_cycles):
+            if cycle.has_page_per_block and cycle.window_size is None:
+                self._unbounded = append(self._unbounded, number)
         self._slot_mark = shared.storage.digest.mark()
 
     def run(self) -> IndexSnapshot:
@@ -147,12 +153,11 @@ class DurableRestore:
         """
         state = self.state
         pages_of = self._pages_of
-        num_life_cycles = self._shared.num_life_cycles
         self._uproot()
         position: i64 = 0
         for page in self.pages:
             if int(position) not in kept:
-                pages_of[self._twins[state.page_nodes[page]] * num_life_cycles + state.life_cycle_of(page)] = NO_ORDINAL
+                pages_of[self._place_of(state, page)] = NO_ORDINAL
             position += 1
         old_pages = self.pages
         self._choose(state)
@@ -162,8 +167,9 @@ class DurableRestore:
             if int(page) not in remaining:
                 self._durable.disown(state.pool_group_of(page), state.slot_of(page))
         next_generation: i64 = 1
-        if len(self.pages) > 0:
-            next_generation = state.generation_of(self.pages[len(self.pages) - 1]) + 1
+        for page in self.pages:
+            if state.generation_of(page) >= next_generation:
+                next_generation = state.generation_of(page) + 1
         self._durable.restart_generations(next_generation)
         if not self.has_weights:
             self._durable.record_weights(b"")
@@ -240,10 +246,7 @@ class DurableRestore:
 
     def _choose(self, state: IndexState) -> None:
         num_life_cycles = self._shared.num_life_cycles
-        unbounded = vec[i64]()
-        for number, cycle in enumerate(self._shared.life_cycles):
-            if cycle.has_page_per_block and cycle.window_size is None:
-                unbounded = append(unbounded, number)
+        unbounded = self._unbounded
         flags = self._flags
         twins = self._twins
         pages_of = self._pages_of
@@ -296,11 +299,43 @@ class DurableRestore:
                 node != NO_ORDINAL
                 and self._flags[node] & _IS_KEPT != 0
                 and state.life_cycle_of(page) < self._shared.num_life_cycles
-                and self._pages_of[node * self._shared.num_life_cycles + state.life_cycle_of(page)] == page
+                and self._pages_of[self._place_of(state, page)] == page
             ):
                 pages = append(pages, page)
-        self.pages = state.sort_pages(pages)
+        by_generation = state.sort_pages(pages, state.generations)
+        # Of pages used at once the end of their path comes first, which was written last.
+        position: i64 = 0
+        while position < len(pages):
+            pages[position] = by_generation[len(pages) - 1 - position]
+            position += 1
+        self.pages = state.sort_pages(pages, self._list_uses(state, pages))
         self.num_pages = len(pages)
+
+    def _list_uses(self, state: IndexState, pages: vec[i64]) -> vec[i64]:
+        """By page, when it was used last, as far as is known: a page of layers without a window was read as blocks below it were written.
+        Pages that were described were not written since an orderly end, which has recorded their order and that of all above."""
+        num_life_cycles = self._shared.num_life_cycles
+        latest = vec[i64]([0] * (state.num_nodes * num_life_cycles))
+        for page in pages:
+            if state.description_of(page) == 0:
+                latest[self._place_of(state, page)] = state.generation_of(page)
+        node: i64 = state.num_nodes - 1
+        while node >= 0:
+            if self._twins[node] == node and state.parents[node] >= 0:
+                above = self._twins[state.parents[node]]
+                for life_cycle in self._unbounded:
+                    if latest[node * num_life_cycles + life_cycle] > latest[above * num_life_cycles + life_cycle]:
+                        latest[above * num_life_cycles + life_cycle] = latest[node * num_life_cycles + life_cycle]
+            node -= 1
+        uses = state.generations[:]
+        for page in pages:
+            if latest[self._place_of(state, page)] > uses[page]:
+                uses[page] = latest[self._place_of(state, page)]
+        return uses
+
+    def _place_of(self, state: IndexState, page: i64) -> i64:
+        """Where the page is in `_pages_of`."""
+        return self._twins[state.page_nodes[page]] * self._shared.num_life_cycles + state.life_cycle_of(page)
 
     def _take_slots(self, state: IndexState) -> None:
         storage = self._shared.storage

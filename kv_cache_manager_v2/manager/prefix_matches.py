@@ -46,8 +46,8 @@ class PrefixMatches:
         """How many leading tokens match, as far as is known; asks no device, so from any thread. -1 where the tokens are the first ones of
         more (not ``is_whole``), and those behind may match too."""
         found = self.find(scope, packed, with_planned, False).match
-        root = self._shared.tree.find_root(scope)
-        if is_whole or root is None:
+        root = None if is_whole else self._shared.tree.find_root(scope)
+        if root is None:
             return found.num_tokens
         if with_planned and self._shared.claims.planned.num_blocks > 0:
             return -1

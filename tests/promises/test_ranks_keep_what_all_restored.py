@@ -117,9 +117,8 @@ def test_what_is_not_named_is_not_found_again(tmp_path: Path) -> None:
     second, files = next_process(disk, config)
     names = second.manager.restored()
     assert len(names) == len(set(names)) == 20 // 4 + 5 * 3, "a page for each block of the system prompt, and of what is behind it"
-    # After a kill in the order in which they were written: without the pages of the last three blocks, those of the fifth prompt.
-    assert second.manager.keep_restored(names[:-3]) == len(names) - 3
-    assert second.manager.restored() == names[:-3]
+    assert second.manager.keep_restored(without_the_fifth(names)) == len(names) - 3
+    assert second.manager.restored() == without_the_fifth(names)
     assert [second.manager.probe_reuse(None, text) for text in PROMPTS] == [32, 32, 32, 32, 20]
     assert second.manager.get_storage_statistics(1)[0].restored_pages == len(names) - 3
     assert second.run(PROMPTS[0]) == 32, "and its bytes are right"
@@ -132,8 +131,8 @@ def test_what_is_not_named_is_not_found_again(tmp_path: Path) -> None:
 
 
 def without_the_fifth(names: list[bytes]) -> list[bytes]:
-    """After an orderly end they come in the order of use. Paths are used from their ends on: last comes the system prompt's first block,
-    4 others of it before, and before these the 3 blocks of the fifth prompt."""
+    """They come in the order of use: after a kill a block is as old as the latest one below it. Paths are used from their ends on: last
+    comes the system prompt's first block, 4 others of it before, and before these the 3 blocks of the fifth prompt."""
     return names[:-8] + names[-5:]
 
 

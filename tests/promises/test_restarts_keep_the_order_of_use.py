@@ -1,4 +1,5 @@
-"""After an orderly end the next process evicts in the order in which the last one would have: what was hot stays as long."""
+"""After an orderly end the next process evicts in the order in which the last one would have: what was hot stays as long. After a kill a
+prefix is as old as the latest block that was written below it."""
 
 from pathlib import Path
 
@@ -18,27 +19,32 @@ def cold_prompt(number: int) -> list[int]:
     return [10_000 + 10 * number + position for position in range(2 * TOKENS_PER_BLOCK)]
 
 
-def count_outlived(folder: Path, policy: EvictionPolicy, num_uses: int, restarts: bool) -> int:
-    """Cold prompts of two blocks each that the hot prefix outlives from its last use on: half of them before the restart."""
+def count_outlived(folder: Path, policy: EvictionPolicy, num_uses: int, restarts: bool, is_killed: bool = False) -> int:
+    """Cold prompts of two blocks each that the hot prefix outlives from its last use on: half of them before the restart. Before a kill
+    each use of it writes a block below."""
     folder.mkdir()
+    disk = LossyDisk()
     config = durable_config(str(folder), gpu_slots=GPU_SLOTS, disk_slots=DISK_SLOTS, policy=policy)
-    process = Process(config)
+    process, files = next_process(disk, config)
     number = 0
     process.run(HOT)
     # What is hot was written early: in the order of the writes it would go first.
-    for _use in range(num_uses):
+    for use in range(num_uses):
         for _cold in range(20):
             process.run(cold_prompt(number))
             number += 1
-        assert process.run(HOT) == len(HOT)
+        assert process.run([*HOT, use] if is_killed else HOT) == len(HOT)
     begin = number
     while number < begin + 40:
         process.run(cold_prompt(number))
         number += 1
+    if is_killed:
+        process.settle()
+        files.kill()
     if restarts:
         process.end()
-        process = Process(config)
-    while number < begin + MOST and process.manager.probe_reuse(None, HOT) > 0:
+        process, files = next_process(disk, config)
+    while number < begin + MOST and process.manager.probe_reuse(None, HOT) == len(HOT):
         process.run(cold_prompt(number))
         number += 1
     process.end()
@@ -48,9 +54,11 @@ def count_outlived(folder: Path, policy: EvictionPolicy, num_uses: int, restarts
 @pytest.mark.parametrize("num_uses", [1, 6])
 def test_a_hot_prefix_outlives_as_many_cold_prompts(tmp_path: Path, num_uses: int) -> None:
     """All 200 slots are filled anew by 100 prompts of two blocks. A restart leaves level 0 empty, which is as much as eight of them."""
+    killed = count_outlived(tmp_path / "killed", EvictionPolicy.LRU, num_uses, True, True)
     with_restart = {policy: count_outlived(tmp_path / f"{policy}", policy, num_uses, True) for policy in POLICIES}
     without = count_outlived(tmp_path / "without", EvictionPolicy.LRU, num_uses, False)
     assert without >= 90 and abs(with_restart[EvictionPolicy.LRU] - without) <= GPU_SLOTS // 2
+    assert abs(killed - without) <= GPU_SLOTS // 2
     assert with_restart[EvictionPolicy.LEARNED] >= without, "what is used again outlives what is not"
 
 

@@ -163,14 +163,14 @@ def test_steps_are_short_however_much_there_is() -> None:
 
 @pytest.mark.parametrize("most", [1, 40, 1 << 16, (1 << 60) - 1])
 def test_pages_are_sorted_by_generation(most: int) -> None:
-    """Of equal generations, which damage may have made, as their records came; any of the pages may be left out."""
+    """Of equal generations, as they are given; any of the pages may be left out."""
     random = Random(most)
     state = IndexState()
     state.apply(encode_root(1, None, None))
     generations = [random.randrange(most) for _page in range(300)]
     state.apply(b"".join([encode_page(1, generation, slot, 0, 0, []) for slot, generation in enumerate(generations)]))
     pages = [page for page in range(300) if random.random() < 0.8]
-    assert list(state.sort_pages(vec[i64](pages))) == sorted(pages, key=generations.__getitem__)
+    assert list(state.sort_pages(vec[i64](pages), state.generations)) == sorted(pages, key=generations.__getitem__)
 
 
 @pytest.mark.parametrize("seed", range(5))
