@@ -3,7 +3,7 @@
 
 PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
 	if $$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$name; break; fi; done)
-EXTRAS ?= check cli test gpu metrics events logs tokenizer yaml durable objects
+EXTRAS ?= check test gpu metrics events logs tokenizer yaml durable objects
 WORKERS ?= auto
 PYTEST ?=
 REPLAY ?=

@@ -1,4 +1,4 @@
-"""Tables on a terminal: with rich where it is installed, with spaces where it is not."""
+"""Tables on a terminal."""
 
 from collections.abc import Sequence
 
@@ -12,24 +12,6 @@ def print_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str
             print(f"| {' | '.join(cells)} |")
         print()
         return
-    try:
-        from rich.console import Console
-        from rich.table import Table
-    except ImportError:
-        _print_plain(title, headings, rows)
-        return
-    table = Table(title=title, title_justify="left")
-    for position, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if position == 0 else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=160)
-    console.print(table)
-
-
-def _print_plain(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     widths = [max(len(row[position]) for row in [headings, *rows]) for position in range(len(headings))]
     print(title)
     for row in [headings, ["-" * width for width in widths], *rows]:

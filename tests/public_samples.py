@@ -45,9 +45,7 @@ from kv_cache_manager_v2.device.striped_files import StripedFiles
 from kv_cache_manager_v2.device.wakeup import Wakeup
 from kv_cache_manager_v2.device.external_device import ExternalDevice
 from kv_cache_manager_v2.replay.console import PlainConsole
-from kv_cache_manager_v2.replay.live_console import LiveConsole
 from kv_cache_manager_v2.replay.presets import LayerShape
-from kv_cache_manager_v2.replay.rich_console import RichConsole
 from kv_cache_manager_v2.replay.console import SilentConsole
 from kv_cache_manager_v2.replay.spaced_workload import SpacedWorkload
 from kv_cache_manager_v2.replay.trace import TraceWorkload
@@ -255,8 +253,6 @@ class Samples:
             Step(sequence, [1], prompt),
             PlainConsole(io.StringIO(), io.StringIO()),
             SilentConsole(),
-            LiveConsole(io.StringIO(), io.StringIO()),
-            RichConsole(io.StringIO(), io.StringIO()),
             workload,
             TraceWorkload(str(trace)),
             SpacedWorkload(workload, 1.0),

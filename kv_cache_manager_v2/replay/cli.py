@@ -17,7 +17,6 @@ from .. import __version__
 from .bad_input import BadInputError
 from .cache_command import CACHE_HELP, add_cache_options, run_cache_command
 from .compare_command import COMPARE_HELP, add_compare_options, run_compare_command
-from .completion_command import COMPLETION_HELP, add_completion_options, run_completion_command
 from .convert_command import CONVERT_HELP, add_convert_options, run_convert_command
 from .exit_codes import EXIT_BAD_INPUT, EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, describe_exit_codes
 from .inspect_command import INSPECT_HELP, add_inspect_options, run_inspect_command
@@ -49,7 +48,6 @@ _COMMANDS: Final[dict[str, tuple[str | None, str, Add, Run]]] = {
     "inspect": ("[OPTION ...] FILE", INSPECT_HELP, add_inspect_options, run_inspect_command),
     "cache": (None, CACHE_HELP, add_cache_options, _run_cache),
     "selftest": (None, SELFTEST_HELP, add_selftest_options, run_selftest_command),
-    "completion": (None, COMPLETION_HELP, add_completion_options, run_completion_command),
 }
 """Usage (None: made by argparse), help, options, and what runs it."""
 COMMANDS: Final = tuple(_COMMANDS)
@@ -98,7 +96,6 @@ def _run(argv: Sequence[str] | None) -> int:
         if len(unknown) > 0 or options.command is None:
             _refuse(parser if options.command is None else commands[options.command], unknown)
         options.arguments = arguments[1:]
-        options.parsers = commands
         return _COMMANDS[options.command][3](options, commands[options.command])
     except SystemExit as leaving:
         # argparse has said what is wrong, or what the options are.

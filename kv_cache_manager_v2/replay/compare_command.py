@@ -160,15 +160,6 @@ def _compare(blocks: BlockRequests, options: argparse.Namespace, progress: Compa
 
 
 def _show(result: SourceComparison) -> None:
-    """Print a table if rich is installed and the output is a terminal, aligned columns otherwise."""
-    if sys.stdout.isatty():
-        try:
-            from .rich_console import print_table
-        except ImportError:
-            pass
-        else:
-            print_table(source_title(result), comparison_header(result), comparison_rows(result))
-            return
     sys.stdout.write(source_title(result) + "\n")
     rows = [list(comparison_header(result))]
     rows.extend([list(row) for row in comparison_rows(result)])

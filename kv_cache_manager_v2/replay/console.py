@@ -1,7 +1,6 @@
-"""The console of a replay: progress while it runs, the report at its end. With rich if it is installed.
+"""The console of a replay: progress while it runs, the report at its end.
 
-Progress goes to the error stream and the report to the output, so that the report can be piped. On a terminal rich
-draws one live line; otherwise there is a quiet line every few seconds.
+Progress goes to the error stream, a line every few seconds, and the report to the output, so that the report can be piped.
 """
 
 from abc import ABCMeta, abstractmethod
@@ -14,7 +13,6 @@ from ..base.handle import Handle
 from .report import ReplayReport
 from .report_rows import plain_report
 from .tally import Tally
-from .timeline import TimelinePoint
 
 _QUIET_INTERVAL_SECONDS: Final = 10.0
 
@@ -35,14 +33,6 @@ class Console(Handle, metaclass=ABCMeta):
     def update(self, tally: Tally, used_shares: list[float]) -> None:
         """Show progress, at most several times a second; ``used_shares``: slots in use over all, per pool group."""
         raise NotImplementedError("Console.update is for subclasses to define")
-
-    @property
-    def wants_points(self) -> bool:
-        """Whether `look` should be called along with `update`."""
-        return False
-
-    def look(self, point: TimelinePoint, tally: Tally, tiers: list[str]) -> None:
-        """Show the present moment in full; ``tiers``: names of the cache levels."""
 
     @abstractmethod
     def stop(self) -> None:
@@ -121,12 +111,8 @@ class PlainConsole(Console):
 def progress_text(tally: Tally, used_shares: list[float], num_requests: int, seconds: float) -> str:
     done = tally.num_requests_done + tally.num_requests_refused
     rate = tally.num_computed_tokens / seconds if seconds > 0.0 else 0.0
+    memory = " ".join([f"{share:.0%}" for share in used_shares]) if len(used_shares) > 0 else "-"
     return (
         f"{done:,} of {num_requests:,} requests, {tally.num_requests_running} running, {rate:,.0f} computed tokens/s, "
-        f"hit rate {tally.hit_rate:.1%}, memory {memory_text(used_shares)}"
+        f"hit rate {tally.hit_rate:.1%}, memory {memory}"
     )
-
-
-def memory_text(used_shares: list[float]) -> str:
-    """How full each pool group is."""
-    return " ".join([f"{share:.0%}" for share in used_shares]) if len(used_shares) > 0 else "-"

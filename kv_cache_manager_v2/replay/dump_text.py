@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from .report_rows import format_bytes
-from .slot_owners import DROPPABLE, HELD, LOCKED, SCRATCH, StateDump, find_slot_owners
+from .slot_statuses import DROPPABLE, HELD, LOCKED, SCRATCH, StateDump, list_slot_statuses
 
 MAX_TREE_LINES: Final = 40
 _TOKENS_SHOWN: Final = 6
@@ -27,14 +27,12 @@ def describe_in_words(dump: StateDump, max_tree_lines: int = MAX_TREE_LINES) -> 
 
 def _describe_pool_group(dump: StateDump, level: int, pool_group: int) -> str:
     group = dump["levels"][level]["pool_groups"][pool_group]
-    counts: dict[str, int] = {}
-    for owner in find_slot_owners(dump, level, pool_group):
-        counts[owner.status] = counts.get(owner.status, 0) + 1
+    statuses = list_slot_statuses(dump, level, pool_group)
     slot_bytes = sum(group["slot_bytes"])
     return (
         f"  pool group {pool_group}: {group['slots']:,} slots of {format_bytes(slot_bytes)} "
-        f"({format_bytes(slot_bytes * group['slots'])}), {group['free']:,} free, {counts.get(LOCKED, 0):,} locked, "
-        f"{counts.get(SCRATCH, 0):,} scratch, {counts.get(HELD, 0):,} held, {counts.get(DROPPABLE, 0):,} droppable; "
+        f"({format_bytes(slot_bytes * group['slots'])}), {group['free']:,} free, {statuses.count(LOCKED):,} locked, "
+        f"{statuses.count(SCRATCH):,} scratch, {statuses.count(HELD):,} held, {statuses.count(DROPPABLE):,} droppable; "
         f"eviction queue: {_shorten(group['eviction_queue'])}"
     )
 

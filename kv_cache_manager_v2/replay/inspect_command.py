@@ -1,4 +1,4 @@
-"""The command ``inspect``: a recorded state of a manager as text, as JSON, or its slots as an SVG image."""
+"""The command ``inspect``: a recorded state of a manager as text or as JSON."""
 
 import argparse
 import json
@@ -10,14 +10,12 @@ from .. import CorruptedError, ExternalDevice
 from ..journal.journal_format import MAGIC
 from ..journal.journal_reader import JournalError
 from .exit_codes import EXIT_BAD_INPUT, EXIT_OK
-from .option_values import require_file, to_count
+from .option_values import to_count
 from .dump_text import MAX_TREE_LINES, describe_in_words
 from .read_progress import ReadProgress
 from .rerun import RerunMismatch, rerun_to
-from .result_file import write_result
-from .slot_drawing import draw_slots
 
-INSPECT_HELP: Final = "show a recorded state: tiers, pool groups, sequences, the tree, the slots of a pool"
+INSPECT_HELP: Final = "show a recorded state: tiers, pool groups, sequences, the tree"
 _KEYS: Final = ("tokens_per_block", "life_cycles", "pool_group_of", "levels", "sequences", "tree")
 
 
@@ -29,18 +27,10 @@ def add_inspect_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tree", type=to_count, default=MAX_TREE_LINES, metavar="N", help="blocks to list, 0 for all (default: %(default)s)"
     )
-    parser.add_argument("--svg", metavar="FILE", help="draw the slots of a pool group there")
-    parser.add_argument("--level", type=to_count, metavar="L", help="for --svg (default: 0)")
-    parser.add_argument("--pool-group", type=to_count, metavar="G", help="for --svg (default: 0)")
 
 
 def run_inspect_command(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Returns the exit code; usage errors leave through ``parser.error``."""
-    require_file(parser, "--svg", options.svg, options.state)
-    if options.svg is None and (options.level is not None or options.pool_group is not None):
-        parser.error("--level and --pool-group say what --svg draws; give --svg FILE, too")
-    level: int = options.level or 0
-    pool_group: int = options.pool_group or 0
     path = Path(options.state)
     progress = ReadProgress(sys.stderr, options.quiet)
     try:
@@ -50,17 +40,6 @@ def run_inspect_command(options: argparse.Namespace, parser: argparse.ArgumentPa
         return EXIT_BAD_INPUT
     finally:
         progress.stop()
-    if options.svg is not None:
-        if level >= len(dump["levels"]):
-            parser.error(f"--level {level}: there are {len(dump['levels'])} levels")
-        num_groups = len(dump["levels"][level]["pool_groups"])
-        if pool_group >= num_groups:
-            parser.error(f"--pool-group {pool_group}: there are {num_groups} pool groups")
-        try:
-            drawing = draw_slots(dump, level, pool_group)
-        except ValueError as too_large:  # another name: mypyc gives one name one type
-            parser.error(f"--svg: {too_large}")
-        write_result(options.svg, drawing)
     if options.json:
         sys.stdout.write(json.dumps(dump, indent=1) + "\n")
     else:

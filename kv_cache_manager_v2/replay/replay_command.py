@@ -7,9 +7,8 @@ from dataclasses import replace
 from typing import Final
 
 from .. import CacheTierConfig, DiskCacheTierConfig, EvictionPolicy, KVCacheManagerConfig
-from ..base.missing_package import missing_package
 from ..config.snapshot_policy import PLACEMENTS
-from .console import Console, PlainConsole
+from .console import PlainConsole
 from .decoding import Decoding
 from .exit_codes import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, EXIT_WRONG
 from .generators import DEFAULT_NUM_REQUESTS, WORKLOAD_NAMES, make_workload
@@ -177,7 +176,6 @@ def _add_result_options(parser: argparse.ArgumentParser) -> None:
         "--report-sizes", type=to_sizes, default=DEFAULT_SIZES, metavar="LIST",
         help="for the page: serve again with each tier so many times as large, or with none at other sizes (default: 0.25,0.5,2,4,8)",
     )  # fmt: skip
-    checks.add_argument("--live", action="store_true", help="show hits, misses and memory in a table while it runs (needs rich)")
     checks.add_argument(
         "--kill-at", type=to_positive, metavar="N",
         help=f"with --durable: end the process by SIGKILL once N requests are done, and compare the hits of the next "
@@ -217,7 +215,7 @@ def run_replay_command(options: argparse.Namespace, parser: argparse.ArgumentPar
         parser.error(str(error))
     if options.kill_at is not None:
         return _run_kill_drill(options, plan)
-    console = _make_console(options, parser)
+    console = PlainConsole(sys.stdout, sys.stderr, options.quiet)
     timeline: Timeline | None = None
     if options.report is not None:
         timeline = Timeline()
@@ -282,8 +280,8 @@ def _validate_durable(options: argparse.Namespace, parser: argparse.ArgumentPars
         return
     if not options.durable:
         parser.error("--kill-at is about what a --durable disk keeps")
-    if options.report is not None or options.live or options.arrivals == RECORDED:
-        parser.error("--kill-at has a report of its own: leave out --report, --live and --arrivals recorded")
+    if options.report is not None or options.arrivals == RECORDED:
+        parser.error("--kill-at has a report of its own: leave out --report and --arrivals recorded")
 
 
 def _run_kill_drill(options: argparse.Namespace, plan: ReplayPlan) -> int:
@@ -372,22 +370,6 @@ def _to_lower_tier(tier: CacheTierConfig, num_bytes: int) -> LowerTier:
 
 def _ratio_of(config: KVCacheManagerConfig) -> tuple[float, ...] | None:
     return None if config.initial_pool_ratio is None else tuple(config.initial_pool_ratio)
-
-
-def _make_console(options: argparse.Namespace, parser: argparse.ArgumentParser) -> Console:
-    """With rich where it is installed, plain lines otherwise."""
-    if options.live and options.quiet:
-        parser.error("--live and --quiet do not go together")
-    try:
-        from .live_console import LiveConsole
-        from .rich_console import RichConsole
-    except ImportError as error:
-        if options.live:
-            parser.error(str(missing_package("--live", "rich", error)))
-        return PlainConsole(sys.stdout, sys.stderr, options.quiet)
-    if options.live:
-        return LiveConsole(sys.stdout, sys.stderr)
-    return RichConsole(sys.stdout, sys.stderr, options.quiet)
 
 
 def _memory(text: str) -> int:

@@ -37,7 +37,7 @@ from .scheduler import Scheduler
 from .service_clock import ServiceClock
 from .tier_figures import tier_figures, transfer_figures
 from .timed_calls import TimedCalls
-from .timeline import Timeline, take_point, tier_names
+from .timeline import Timeline
 from .waiting_queue import WaitingQueue
 
 _UPDATE_INTERVAL_SECONDS: Final = 0.2
@@ -169,7 +169,6 @@ class _Replayer:
     def _serve_steps(self, scheduler: Scheduler, adjustment: PoolAdjustment, flag: InterruptFlag) -> bool:
         """True if Ctrl-C ended it."""
         next_update = monotonic()
-        tiers = tier_names(self._manager)
         num_computed = 0
         while scheduler.step():
             if adjustment.end_step(scheduler.tally.num_computed_tokens - num_computed):
@@ -185,8 +184,6 @@ class _Replayer:
             if now >= next_update:
                 next_update = now + _UPDATE_INTERVAL_SECONDS
                 self._console.update(scheduler.tally, self._used_shares())
-                if self._console.wants_points:
-                    self._console.look(take_point(self._manager, scheduler.tally), scheduler.tally, tiers)
             if flag.is_raised():
                 return True
         return False

@@ -1,4 +1,4 @@
-"""A report in words: the rows of its tables, the same for plain text and for rich."""
+"""A report in words: the rows of its tables."""
 
 from typing import TypeAlias
 

@@ -16,7 +16,7 @@ from .presets import PRESETS
 from .replayer import run_replay
 
 SELFTEST_HELP: Final = "check this installation: build, device, a short replay with every byte checked; some seconds"
-_PACKAGES: Final = ("numpy", "cuda-bindings", "rich", "tokenizers", "zstandard", "xxhash")
+_PACKAGES: Final = ("numpy", "cuda-bindings", "tokenizers", "zstandard", "xxhash")
 
 
 def add_selftest_options(parser: argparse.ArgumentParser) -> None:

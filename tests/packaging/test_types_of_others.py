@@ -21,7 +21,7 @@ def other_packages() -> list[str]:
 
 
 def test_all_dependencies_are_known() -> None:
-    assert {"numpy", "msgspec", "zmq", "rich", "xxhash"} <= set(other_packages())
+    assert {"numpy", "msgspec", "zmq", "xxhash"} <= set(other_packages())
     assert not {"librt", "mypy_extensions", "rawref", "os", "typing", "kv_cache_manager_v2"} & set(other_packages())
 
 

@@ -55,7 +55,6 @@ def written_by_all(folder: Path) -> None:
     log.write_text('{"tokens": [1, 2, 3, 4], "output_length": 2}\n')
     log.chmod(0o600)
     assert main(["convert", str(log), str(folder / "converted.jsonl.gz")]) == 0
-    assert main(["inspect", str(folder / "state.json"), "--svg", str(folder / "state.svg")]) == 0
 
 
 def test_all_that_is_written_is_for_its_user_alone(tmp_path: Path) -> None:
@@ -63,7 +62,7 @@ def test_all_that_is_written_is_for_its_user_alone(tmp_path: Path) -> None:
         written_by_all(tmp_path)
     places = sorted(tmp_path.rglob("*"))
     names = {place.name for place in places}
-    assert {"data-0-0", "lock", "identity.json", "new journal", "converted.jsonl.gz", "state.svg"} <= names
+    assert {"data-0-0", "lock", "identity.json", "new journal", "converted.jsonl.gz"} <= names
     modes = {str(place.relative_to(tmp_path)): stat.S_IMODE(place.stat().st_mode) for place in places}
     assert modes == {str(place.relative_to(tmp_path)): 0o700 if place.is_dir() else 0o600 for place in places}
 

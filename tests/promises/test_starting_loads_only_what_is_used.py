@@ -20,7 +20,7 @@ for _ in range(2):
         assert kv_cache.resume() and kv_cache.resize(5)
         kv_cache.commit([1, 2, 3, 4, 5][kv_cache.num_committed_tokens:])
 manager.shutdown()
-heavy = ("numpy", "cuda", "rich", "kv_cache_manager_v2.testing", "kv_cache_manager_v2.replay", "kv_cache_manager_v2.kernels")
+heavy = ("numpy", "cuda", "kv_cache_manager_v2.testing", "kv_cache_manager_v2.replay", "kv_cache_manager_v2.kernels")
 print([name for name in heavy if name in sys.modules])
 print(sorted(set(library.__all__) - set(dir(library))))
 print(sorted(name for name in library.__all__ if not hasattr(library, name)))

@@ -14,7 +14,7 @@ import pytest
 from .source_tree import PACKAGE, Source, package_sources
 
 THIRD_PARTY: Final = {
-    "numpy", "cuda", "librt", "mypy_extensions", "rawref", "rich", "prometheus_client", "zmq", "msgspec", "torch", "transformers",
+    "numpy", "cuda", "librt", "mypy_extensions", "rawref", "prometheus_client", "zmq", "msgspec", "torch", "transformers",
     "zstandard", "pyarrow", "tokenizers", "xxhash", "vllm", "obstore", "nixl", "mooncake",
 }  # fmt: skip
 
@@ -24,7 +24,6 @@ DOORS: Final = {
     "cuda": {"device", "testing"},
     "ctypes": {"device", "testing"},
     "mmap": {"device", "testing"},
-    "rich": {"replay"},
     "torch": {"integrations"},
     "transformers": {"integrations"},
     "nixl": {"integrations"},

@@ -9,12 +9,9 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "kv_cache_manager_v2"
 OPTIONAL = {
-    "prometheus_client", "zmq", "msgspec", "rich", "cuda", "zstandard", "pyarrow", "tokenizers", "xxhash", "obstore",
+    "prometheus_client", "zmq", "msgspec", "cuda", "zstandard", "pyarrow", "tokenizers", "xxhash", "obstore",
     "mooncake",
 }  # fmt: skip
-
-# Modules that need their package from the first line on: nothing but a module with a guarded import may import them.
-NEED_IT_AT_ONCE = {"replay/rich_console.py", "replay/live_console.py"}
 
 BEGINNING = """
 import sys
@@ -87,7 +84,6 @@ def run_without(absent: str, program: str) -> str:
             "msgspec", "from kv_cache_manager_v2.testing import read_batch; read_batch(b'')",
             "ImportError: read_batch needs the package msgspec: pip install msgspec",
         ),
-        ("rich", REPLAY.format(", '--live'"), "error: --live needs the package rich: pip install rich"),
         ("xxhash", DURABLE, "pip install xxhash"),
         ("obstore", OBJECTS, "ObjectStore needs the package obstore: pip install obstore"),
         ("mooncake", MOONCAKE, "MooncakeStore needs the package mooncake-transfer-engine-non-cuda: pip install"),
@@ -128,7 +124,7 @@ def test_every_optional_import_is_guarded() -> None:
             for node in ast.walk(statement)
         }
         for node in ast.walk(tree):
-            if not isinstance(node, ast.Import | ast.ImportFrom) or node in guarded or name in NEED_IT_AT_ONCE:
+            if not isinstance(node, ast.Import | ast.ImportFrom) or node in guarded:
                 continue
             modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
             if isinstance(node, ast.ImportFrom) and node.level:

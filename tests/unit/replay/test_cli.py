@@ -108,19 +108,3 @@ def test_the_package_is_the_same_program() -> None:
         for module in ("kv_cache_manager_v2", "kv_cache_manager_v2.replay")
     ]
     assert ran[0].returncode == 0 and ran[0].stdout == ran[1].stdout != ""
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("kvcm rep", ["replay"]), ("kvcm replay --workl", ["--workload"]), ("kvcm replay --device h", ["host"]), ("kvcm replay x", []),
-        ("kvcm cache v", ["verify"]), ("kvcm completion f", ["fish"]), ("kvcm plan --gpu-m", ["--gpu-memory"]),
-    ],
-)  # fmt: skip
-def test_a_shell_completes(line: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["completion", "bash"]) == 0
-    script = capsys.readouterr().out
-    parts = line.split()
-    call = f"COMP_WORDS=({line}); COMP_CWORD={len(parts) - 1}; _kvcm; echo ${{COMPREPLY[@]}}"
-    ran = subprocess.run(["bash", "-c", script + call], capture_output=True, text=True, timeout=60)
-    assert (ran.stdout.split(), ran.stderr) == (words, "")

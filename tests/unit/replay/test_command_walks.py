@@ -64,7 +64,7 @@ def calls_of(folder: Path) -> dict[str, list[str]]:
         "rerun": ["rerun", str(folder / "calls.journal"), "--quiet"], "plan": ["plan", "--gpu-memory", "40g"],
         "inspect": ["inspect", str(folder / "state.json"), "--quiet"],
         "compare-policies": ["compare-policies", trace, "--blocks", "5", "--policies", "lru", "--quiet"],
-        "cache": ["cache", "ls", str(folder / "level")], "selftest": ["selftest"], "completion": ["completion", "bash"],
+        "cache": ["cache", "ls", str(folder / "level")], "selftest": ["selftest"],
     }  # fmt: skip
     assert set(calls) == set(COMMANDS), "a new command has no call here"
     return calls
@@ -129,7 +129,7 @@ def outputs_of(folder: Path) -> list[tuple[list[str], str]]:
                 option = action.option_strings[0]
                 found.append(([*calls[command], *SMALL_OPTIONS.get(option, []), option], option))
     found.append((calls["convert"][:2], "OUT"))
-    assert {option for _call, option in found} == {"--json", "--report", "--save", "--svg", "OUT"}
+    assert {option for _call, option in found} == {"--json", "--report", "--save", "OUT"}
     return found
 
 
@@ -236,7 +236,7 @@ def test_pipes_as_inputs_are_read_or_refused_by_name(folder: Path, name: str, ca
 def test_errors_begin_with_the_name_of_the_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "t.jsonl").write_text("")
     for command, call in calls_of(tmp_path).items():
-        if command in ("plan", "selftest", "completion"):
+        if command in ("plan", "selftest"):
             continue  # they read no file
         assert main(call) == EXIT_BAD_INPUT, call
         (line,) = capsys.readouterr().err.splitlines()
@@ -253,7 +253,7 @@ def test_huge_numbers_are_served_or_refused(folder: Path, capsys: pytest.Capture
         add_options(parser)
         given = calls_of(folder)[command]
         if command == "inspect":
-            given = ["inspect", str(folder / "calls.journal"), "--svg", str(folder / "slots.svg")]
+            given = ["inspect", str(folder / "calls.journal")]
         for action in parser._actions:
             if action.type is None or not action.option_strings:
                 continue

@@ -45,8 +45,6 @@ def test_a_timeline_adds_up_and_stays_small() -> None:
     assert last.missed_tokens["evicted"] > 0
     for before, after in zip(timeline.points, timeline.points[1:], strict=False):
         assert before.step < after.step and before.prompt_tokens <= after.prompt_tokens
-    for point in timeline.points:
-        assert all(use.needed + use.kept <= use.total for use in point.slots)
 
 
 def test_bars_cover_the_run_without_gaps() -> None:

@@ -2,11 +2,11 @@
 
 from itertools import combinations
 
-from kv_cache_manager_v2 import DropReason, EvictionPolicy
+from kv_cache_manager_v2 import EvictionPolicy
 from kv_cache_manager_v2.replay.other_sizes import MeasuredCurve, MeasuredRate
 from kv_cache_manager_v2.replay.plots import PAPER, Plot, plot_hit_rates, plot_hits
 from kv_cache_manager_v2.replay.prompt_misses import MISS_MEANINGS
-from kv_cache_manager_v2.replay.timeline import SlotUse, TimelinePoint
+from kv_cache_manager_v2.replay.timeline import TimelinePoint
 
 CLEARLY = 35
 """Of 255 steps of grey."""
@@ -29,14 +29,9 @@ def require_distinct(figure: Plot) -> int:
 
 
 def points_with_everything(num_tiers: int) -> list[TimelinePoint]:
-    slots = tuple(SlotUse(level, f"tier {level}", group, 100, 40, 30) for level in range(num_tiers) for group in range(2))
     return [
-        TimelinePoint(
-            step, 1000 * step, (10 * step,) * num_tiers, {cause: 10 * step for cause in MISS_MEANINGS},
-            {reason: step for reason in DropReason}, slots,
-        )
-        for step in range(1, 9)
-    ]  # fmt: skip
+        TimelinePoint(step, 1000 * step, (10 * step,) * num_tiers, {cause: 10 * step for cause in MISS_MEANINGS}) for step in range(1, 9)
+    ]
 
 
 def test_every_cause_and_every_tier() -> None:

@@ -1,4 +1,4 @@
-"""The report: derived figures, JSON that can be read back, tables with and without rich."""
+"""The report: derived figures, JSON that can be read back, tables."""
 
 import io
 import json
@@ -69,47 +69,6 @@ def test_a_plain_console_shows_the_report_and_is_quiet_about_progress() -> None:
     # Nothing within the first seconds.
     assert errors.getvalue() == ""
     assert "hit rate" in output.getvalue()
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_rich_draws_progress_and_tables_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("rich")
-    from kv_cache_manager_v2.replay.rich_console import RichConsole
-
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "100")
-    output, errors = Terminal(), Terminal()
-    console = RichConsole(output, errors)
-    console.start(3)
-    tally = Tally()
-    tally.num_requests_done = 2
-    console.update(tally, [0.25, 0.5])
-    console.stop()
-    console.stop()
-    assert "2/3" in errors.getvalue()
-    assert "25% 50%" in errors.getvalue()
-    console.show(small_report())
-    assert "resize_batch" in output.getvalue()
-    assert "\x1b[" in output.getvalue()
-
-
-def test_rich_writes_plain_text_into_a_pipe() -> None:
-    pytest.importorskip("rich")
-    from kv_cache_manager_v2.replay.rich_console import RichConsole
-
-    report = small_report()
-    output, errors = io.StringIO(), io.StringIO()
-    console = RichConsole(output, errors)
-    console.start(3)
-    console.update(Tally(), [])
-    console.stop()
-    console.show(report)
-    assert errors.getvalue() == ""
-    assert output.getvalue() == plain_report(report)
 
 
 def test_bytes_for_people() -> None:

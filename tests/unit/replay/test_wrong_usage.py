@@ -15,7 +15,7 @@ WRONG = {
     "replay --preempt nan": "--preempt",
     "replay --limit -3": "--limit", "replay --limit 0": "--limit: 0 is too few", "replay --json /": "that is a folder",
     "replay --memory 1k": "--memory: '1k' is 1024 bytes; 1g?", "replay --memory lots": "--memory: 'lots' is no size",
-    "replay --model nonsense": "--model nonsense: neither a file nor a preset", "replay --live --quiet": "--live",
+    "replay --model nonsense": "--model nonsense: neither a file nor a preset",
     "replay --verify --device none": "verify needs a device with memory",
     "replay --max-running 64 --token-budget 8": "token_budget is 8, under max_running 64",
     "replay trace --workload chat": "give a TRACE or --workload, not both", "replay --tokenizer x": "--tokenizer is about a TRACE",
@@ -78,8 +78,6 @@ WRONG = {
     "plan --gpu-memory 1g --model llama-3-8b gpt-oss-20b": "not both",
     "plan --gpu-memory 40g --save one --json ./one": "--json ./one and --save one are one file",
     "plan llama-3-8b --gpumem 40g more": "unrecognized arguments: --gpumem 40g more; did you mean --gpu-memory?",
-    "inspect state.json --svg /no/such/folder/slots.svg": "there is no such folder",
-    "inspect state.json --level 0": "--svg FILE", "inspect state.json --pool-group 1": "--svg FILE",
     "convert in.jsonl one --json one": "OUT one and --json one are one file",
     "convert - - --json -": "OUT and --json are both the output", "convert a /nowhere/b": "OUT /nowhere/b: there is no such folder",
 }  # fmt: skip
