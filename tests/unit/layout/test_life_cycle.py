@@ -1,4 +1,4 @@
-"""Worked numbers of stale and scratch blocks; the arithmetic beside each of them."""
+"""Life cycles as values, and what they refuse. (Stale and scratch blocks: `tests/property/layout/test_windows_against_brute_force.py`.)"""
 
 import weakref
 
@@ -9,27 +9,10 @@ from kv_cache_manager_v2.layout.life_cycle import AttnLifeCycle, LifeCycle, SsmL
 from kv_cache_manager_v2.layout.windows import compute_scratch_range
 
 
-def scratch(history: int, capacity: int, window: int | None, tokens_per_block: int = 32, rewind: int = 0) -> list[int]:
-    life_cycle = AttnLifeCycle(window)
-    return list(compute_scratch_range(history, capacity, life_cycle, tokens_per_block, rewind))
-
-
 def test_window_of_1000_with_one_token_per_block() -> None:
     # The next token of 2000 sits at 2000 and reads 2000 - 999 = 1001 .. 2000: blocks 0 .. 1000 are gone.
     assert AttnLifeCycle(1000).compute_stale_range(2000, 1) == HalfOpenRange(0, 1001)
     assert AttnLifeCycle(1000).compute_stale_range(4000, 1) == HalfOpenRange(0, 3001)
-
-
-def test_a_window_that_is_not_full_yet_drops_nothing() -> None:
-    # At history 127 the next token reads 0 .. 127: 128 tokens. One more, and position 0 is out; block 0 goes at 159.
-    for history in (0, 1, 127, 158):
-        assert not AttnLifeCycle(128).compute_stale_range(history, 32)
-    assert AttnLifeCycle(128).compute_stale_range(159, 32) == HalfOpenRange(0, 1)
-
-
-def test_a_window_of_one_token_keeps_only_the_block_that_is_being_written() -> None:
-    assert AttnLifeCycle(1).compute_stale_range(31, 32) == HalfOpenRange(0, 0)
-    assert AttnLifeCycle(1).compute_stale_range(32, 32) == HalfOpenRange(0, 1)
 
 
 def test_sinks_are_never_stale() -> None:
@@ -39,54 +22,6 @@ def test_sinks_are_never_stale() -> None:
     assert life_cycle.compute_stale_range(320, 32) == HalfOpenRange(2, 8)
     # (96 + 1 - 64) // 32 = 1: what the window has left behind is sinks.
     assert len(life_cycle.compute_stale_range(96, 32)) == 0
-
-
-def test_sinks_longer_than_the_history() -> None:
-    stale = AttnLifeCycle(1, 8).compute_stale_range(40, 32)
-    assert (stale.beg, stale.end) == (2, 2)  # 40 tokens are in 2 blocks
-
-
-def test_without_a_window_nothing_is_ever_stale() -> None:
-    assert not AttnLifeCycle().compute_stale_range(10**9, 32)
-    assert not SsmLifeCycle().compute_stale_range(10**9, 32)
-
-
-def test_32_blocks_of_a_prefill_of_1024_with_window_128() -> None:
-    # (1024 + 1 - 128) // 32 = 28 of the 32 blocks are stale at the end.
-    assert scratch(0, 1024, 128) == list(range(28))
-
-
-def test_window_32_and_256_tokens() -> None:
-    assert scratch(0, 256, 32) == list(range(7))  # (256 + 1 - 32) // 32 = 7
-    assert scratch(0, 256, 32, rewind=64) == list(range(5))  # (192 + 1 - 32) // 32 = 5
-
-
-def test_two_chunks_with_windows_64_and_256() -> None:
-    assert scratch(0, 256, 64) == list(range(6))  # (256 + 1 - 64) // 32 = 6
-    assert scratch(0, 256, 64, rewind=32) == list(range(5))  # (224 + 1 - 64) // 32 = 5
-    assert scratch(0, 256, 256) == []  # (256 + 1 - 256) // 32 = 0
-    assert scratch(256, 352, 64) == [8]  # from 256 / 32 = 8 to (352 + 1 - 64) // 32 = 9
-    assert scratch(256, 352, 64, rewind=32) == []  # (320 + 1 - 64) // 32 = 8
-    assert scratch(256, 352, 256) == []  # (352 + 1 - 256) // 32 = 3
-
-
-def test_the_block_that_history_shares_is_no_scratch() -> None:
-    # Tokens 40 .. 255: block 1 has tokens 32 .. 39 of the history. (256 + 1 - 32) // 32 = 7.
-    assert scratch(40, 256, 32) == [2, 3, 4, 5, 6]
-
-
-def test_a_rewind_longer_than_the_step_leaves_no_scratch() -> None:
-    assert scratch(0, 256, 32, rewind=256) == []
-    assert scratch(0, 256, 32, rewind=1000) == []
-
-
-def test_sinks_are_no_scratch() -> None:
-    assert list(compute_scratch_range(0, 256, AttnLifeCycle(32, 2), 32)) == [2, 3, 4, 5, 6]
-
-
-def test_full_attention_and_state_have_no_scratch() -> None:
-    assert not compute_scratch_range(0, 4096, AttnLifeCycle(), 32)
-    assert not compute_scratch_range(0, 4096, SsmLifeCycle(), 32)
 
 
 def test_life_cycles_are_values() -> None:
