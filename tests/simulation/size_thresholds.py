@@ -50,6 +50,7 @@ ELSEWHERE: dict[str, str] = {
     "reuse/block.py MOST_TOGETHER": "children of one block: tests/unit/reuse/test_children.py",
     "reuse/block.py _NUM_PARTS": "the same",
     "reuse/durable_nodes.py NOT_KEPT": "no limit",
+    "reuse/dropped_ends.py _MOST_NOTES": "notes of one manager: tests/unit/reuse/test_dropped_ends.py",
     "sequence/index_changes.py _LEAST_RUNS": "runs of entries that were set: tests/unit/sequence/test_index_changes.py",
     "pools/slot_allocator.py MOST_RESERVED": "more slots than a test has memory for; beyond it arrays grow by appending",
     "storage/page_rows.py MOST_RESERVED": "more rows than a test has memory for; beyond it arrays grow by appending",
