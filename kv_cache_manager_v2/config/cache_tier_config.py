@@ -54,7 +54,7 @@ class ExternalCacheTierConfig(ConfigValue):
     """Memory that the engine owns, where the manager hands out slot numbers and touches no byte: ``slot_counts`` by pool group.
 
     It is the only tier, and takes no copies: `KVCacheManagerConfig.takes_no_copies` says what that excludes. The null slot of
-    `reserve_null_slot` is not counted.
+    `reserve_null_slot` is not counted. With `swa_scratch_reuse` a step's scratch blocks have no slots.
     """
 
     slot_counts: Sequence[int]

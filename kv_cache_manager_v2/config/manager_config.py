@@ -154,7 +154,6 @@ class KVCacheManagerConfig(ConfigValue):
             (has_state, "an SsmLayerConfig has snapshots, which are copies", "give an AttentionLayerConfig with sliding_window_size=2"),
             (self.enable_partial_reuse, "enable_partial_reuse is True, and a part of a block is reused as a copy", "give False"),
             (self.allow_seq_rebasing, "allow_seq_rebasing is True, and the engine is told an index once", "give False"),
-            (self.swa_scratch_reuse is not None, "swa_scratch_reuse divides slots into the layers' own bytes", "leave it out"),
             (self.typical_step is not None, "typical_step divides bytes between pool groups", "leave it out"),
             (self.initial_pool_ratio is not None, "initial_pool_ratio divides bytes between pool groups", "leave it out"),
         ):

@@ -1,7 +1,7 @@
 """vLLM's KV cache groups as layer groups of a `KVCacheManager` whose memory vLLM's workers own.
 
 Block ids are slots: one pool group with as many as vLLM has blocks, slot 0 reserved as its null block. Each group of vLLM is a part of its
-own, with one layer that stands for all that the group has.
+own, with one layer that stands for all that the group has. Recurrent layers are a window of two tokens: the state of the last one is read.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
     KVCacheConfig,
+    MambaSpec,
     MLAAttentionSpec,
     SlidingWindowMLASpec,
     SlidingWindowSpec,
@@ -25,11 +26,12 @@ from ..base.ids import DataRole, LayerId
 from ..config.cache_tier_config import ExternalCacheTierConfig
 from ..config.layer_config import AttentionLayerConfig, BufferConfig
 from ..config.manager_config import KVCacheManagerConfig
+from ..config.scratch_reuse_config import SwaScratchReuseConfig
 from ..events.event_manager import KVCacheEventManager
 from ..manager.kv_cache_manager import KVCacheManager
 
 MAX_EVENTS: Final = 1 << 16
-KINDS: Final = (FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec, SlidingWindowMLASpec, ChunkedLocalAttentionSpec)
+KINDS: Final = (FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec, SlidingWindowMLASpec, ChunkedLocalAttentionSpec, MambaSpec)
 """Specifications of layers that are supported, by their exact class: a subclass may ask for more."""
 
 
@@ -45,11 +47,23 @@ def require_supported(vllm_config: Any, kv_cache_config: KVCacheConfig) -> None:
         if is_refused:
             raise ValueError(f"ManagedScheduler of vllm {SUPPORTED} does not support {found}; supported: {supported}")
     block_sizes = set()
-    for layer_name, spec in list_layers(kv_cache_config):
+    layers = list_layers(kv_cache_config)
+    for layer_name, spec in layers:
         if type(spec) not in KINDS or spec.prefix_replay_tokens > 0:
             kinds = ", ".join(kind.__name__ for kind in KINDS)
             raise ValueError(f"layer {layer_name!r} has a {type(spec).__name__}; ManagedScheduler supports {kinds}")
         block_sizes.add(spec.block_size)
+    states = find_states(kv_cache_config).values()
+    windows = [name for name, spec in layers if not isinstance(spec, MambaSpec) and find_window(spec) is not None]
+    unit = vllm_config.cache_config.prefix_match_unit
+    for is_refused, found, supported in (
+        (any(spec.mamba_cache_mode != "align" for spec in states), "without prefix caching", "enable_prefix_caching"),
+        (vllm_config.speculative_config is not None, "with speculative decoding", "no speculative_config"),
+        (len(windows) > 0, f"beside the window of {windows[:1]}", "recurrent layers beside full attention"),
+        (unit is not None and {unit} != block_sizes, f"with a prefix_match_unit of {unit}", "none, or that of a block"),
+    ):
+        if states and is_refused:
+            raise ValueError(f"ManagedScheduler of vllm {SUPPORTED} does not support recurrent layers {found}; supported: {supported}")
     if len(block_sizes) != 1:
         raise ValueError(f"layers have blocks of {sorted(block_sizes)} tokens; ManagedScheduler supports one block size for all layers")
 
@@ -70,7 +84,19 @@ def find_window(spec: Any) -> int | None:
         return None if None in windows else max(window for window in windows if window is not None)
     if isinstance(spec, ChunkedLocalAttentionSpec):
         return int(spec.attention_chunk_size)
-    return int(spec.sliding_window) if isinstance(spec, SlidingWindowSpec) else None
+    if isinstance(spec, MambaSpec):
+        return 2
+    return int(spec.sliding_window + spec.extra_retained_tokens) if isinstance(spec, SlidingWindowSpec) else None
+
+
+def find_states(kv_cache_config: KVCacheConfig) -> dict[int, MambaSpec]:
+    """Specifications of recurrent layers, by the number of their group; all layers of a group are of one kind."""
+    found = {}
+    for number, group in enumerate(kv_cache_config.kv_cache_groups):
+        spec = next(iter(getattr(group.kv_cache_spec, "kv_cache_specs", {"": group.kv_cache_spec}).values()))
+        if isinstance(spec, MambaSpec):
+            found[number] = spec
+    return found
 
 
 def make_manager(kv_cache_config: KVCacheConfig, has_events: bool) -> KVCacheManager:
@@ -80,13 +106,18 @@ def make_manager(kv_cache_config: KVCacheConfig, has_events: bool) -> KVCacheMan
         )
         for number, group in enumerate(kv_cache_config.kv_cache_groups)
     ]
+    tokens_per_block = kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
+    states = find_states(kv_cache_config).values()
+    # A step leaves the state behind its last token. Some kernels also leave the one behind the block before, if it is the step's own.
+    num_kept = 2 if all(spec.num_prefill_checkpoint_blocks > 0 for spec in states) else 1
     config = KVCacheManagerConfig(
-        tokens_per_block=kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size,
+        tokens_per_block=tokens_per_block,
         cache_tiers=[ExternalCacheTierConfig([kv_cache_config.num_blocks - 1])],
         layers=layers,
         max_util_for_resume=1.0,
         reserve_null_slot=True,
         enable_partial_reuse=False,
         allow_seq_rebasing=False,
+        swa_scratch_reuse=SwaScratchReuseConfig(num_kept * tokens_per_block - 1) if states else None,
     )
     return KVCacheManager(config, event_manager=KVCacheEventManager(MAX_EVENTS) if has_events else None)

@@ -27,7 +27,8 @@ from ..publishing import wire_event
 from ..publishing.wire_translator import WireTranslator
 from ..publishing.wire_writer import mark_salt
 from ..reuse.reuse_scope import ReuseScope
-from .vllm_groups import make_manager
+from ..stats.miss_cause import MissCause
+from .vllm_groups import find_states, make_manager
 
 _logger: Final = PackageLog("kv_cache_manager_v2")
 
@@ -120,7 +121,9 @@ class PagedKVCacheManager(KVCacheManager):
         self._max_in_flight_tokens: Final = max_in_flight_tokens
         self._drops_last_block: Final = drops_last_block
         self._watermark_blocks: Final = int(watermark * kv_cache_config.num_blocks)
-        self._shares_in_step: Final = shares_in_step
+        self._states: Final = find_states(kv_cache_config)
+        """Of recurrent layers. A step reads a state before any request of the step has written one, so that none is shared within it."""
+        self._shares_in_step: Final = shares_in_step and not self._states
         self._running: Final[dict[str, _Running]] = {}
         self._planned: list[tuple[_Running, Any, int]] = []
         """Requests with planned blocks, in the order of their planning: a reader comes behind its writer. The number is where they end."""
@@ -150,7 +153,13 @@ class PagedKVCacheManager(KVCacheManager):
         num_found = self._manager.probe_reuse(scope, tokens, include_planned=True)
         if self._drops_last_block and num_found > 0:
             num_found = self._manager.probe_reuse(scope, tokens[: num_found - self._tokens_per_block], include_planned=True)
-        return self.empty_kv_cache_blocks, num_found, 0
+        return self.empty_kv_cache_blocks, num_found, self._find_junction(scope, tokens, num_found) if self._states else 0
+
+    def _find_junction(self, scope: ReuseScope | None, tokens: Any, num_found: int) -> int:
+        """Where the prompt leaves a cached prefix that has no state there: the scheduler ends a chunk there, and leaves one. 0 for none."""
+        with self._manager.create_kv_cache(scope, tokens, count_in_statistics=False) as kv_cache:
+            num_broken = kv_cache.statistics.prompts.missed_tokens.get(MissCause.WINDOW_BROKEN, 0)
+        return num_found + num_broken - num_broken % self._tokens_per_block if num_broken >= self._tokens_per_block else 0
 
     def allocate_slots(
         self,
@@ -205,8 +214,8 @@ class PagedKVCacheManager(KVCacheManager):
         if running.is_published:
             self._commit(running, request, num_computed)
         size = self._tokens_per_block
-        # Drafts in flight may be rejected, and the count of computed tokens falls back by them.
-        history = max(kv_cache.history_length, num_computed - request.num_in_flight_tokens)
+        # Drafts in flight may be rejected, and the count of computed tokens falls back by them. Beside recurrent layers are none.
+        history = max(kv_cache.history_length, num_computed - (0 if self._states else request.num_in_flight_tokens))
         capacity = -(-min(num_needed, self.max_model_len) // size) * size
         if capacity < kv_cache.capacity:
             capacity = kv_cache.capacity
@@ -243,7 +252,7 @@ class PagedKVCacheManager(KVCacheManager):
     def _can_hold(self, running: _Running, request: Any, num_computed: int) -> bool:
         """Whether all of the request fits; of windowed layers what the last step needs."""
         length = min(request.num_tokens, self.max_model_len)
-        history = max(num_computed, length - self._max_in_flight_tokens)
+        history = num_computed if self._states else max(num_computed, length - self._max_in_flight_tokens)
         return running.kv_cache.find_refusal(length, history) is None
 
     def _count_free(self) -> int:
@@ -284,7 +293,8 @@ class PagedKVCacheManager(KVCacheManager):
         return self.empty_kv_cache_blocks if begin == running.num_announced else BlockIds(self._list_ids(running.kv_cache, begin))
 
     def _record_new(self, running: _Running, begin: int) -> None:
-        self._new_ids += [block for ids in self._list_ids(running.kv_cache, begin) for block in ids if block > 0]
+        tables = enumerate(self._list_ids(running.kv_cache, begin))
+        self._new_ids += [block for group, ids in tables if group not in self._states for block in ids if block > 0]
 
     def _list_ids(self, kv_cache: KVCache, begin: int) -> tuple[list[int], ...]:
         # Workers keep the lists and append to them, so groups do not share one.
@@ -332,7 +342,9 @@ class PagedKVCacheManager(KVCacheManager):
         """How many blocks, of all groups, a request of this length needs beyond those that it has."""
         running = self._running.get(request_id)
         capacity = 0 if running is None else running.kv_cache.capacity
-        return max(0, -(-(num_tokens - capacity) // self._tokens_per_block)) * self.num_kv_cache_groups
+        num_missing = max(0, -(-(num_tokens - capacity) // self._tokens_per_block))
+        num_states = len(self._states)
+        return num_missing * (self.num_kv_cache_groups - num_states) + min(num_missing, 2) * num_states
 
     def remove_skipped_blocks(self, request_id: str, processed_computed_tokens: int, num_prompt_tokens: int | None = None) -> None:
         """Release what has left the window, before the next `allocate_slots` does."""
@@ -416,7 +428,7 @@ class PagedKVCacheManager(KVCacheManager):
         if self._zeroes_blocks:
             self._record_new(self._running[request_id], start_token // self._tokens_per_block)
 
-    # Nothing is copied, and there are no recurrent states.
+    # Nothing is copied, and states lie at block boundaries alone.
 
     def take_kv_cache_block_copies(self) -> tuple[list[Any], list[Any]]:
         return [], []

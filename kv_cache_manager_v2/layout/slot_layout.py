@@ -83,11 +83,16 @@ class SlotLayout:
     _slot_bytes: Final[list[tuple[int, ...]]]
     _placements: Final[dict[BufferId, BufferPlacement]]
     _scratch_blocks_per_slot: Final[list[int]]
+    """By life cycle; empty where scratch blocks have no slots."""
 
     def __init__(
-        self, life_cycles: LifeCycleRegistry, slot_descs: list[SlotDesc], placements: dict[BufferId, BufferPlacement]
+        self,
+        life_cycles: LifeCycleRegistry,
+        slot_descs: list[SlotDesc],
+        placements: dict[BufferId, BufferPlacement],
+        has_scratch_slots: bool = True,
     ) -> None:
-        """``placements`` in the order of the configuration."""
+        """``placements`` in the order of the configuration. ``has_scratch_slots``: off where the engine owns the memory."""
         num_life_cycles = len(life_cycles)
         self.life_cycles = life_cycles
         self.num_life_cycles = num_life_cycles
@@ -103,7 +108,7 @@ class SlotLayout:
         self._placements = placements
         self._scratch_blocks_per_slot = [
             min([p.scratch_blocks_per_slot for p in placements.values() if p.life_cycle_id == life_cycle_id])
-            for life_cycle_id in range(num_life_cycles)
+            for life_cycle_id in range(num_life_cycles if has_scratch_slots else 0)
         ]
 
     def life_cycle_ids_of_pool_group(self, pool_group_index: int) -> tuple[LifeCycleId, ...]:
@@ -130,7 +135,9 @@ class SlotLayout:
         return placement
 
     def compute_num_scratch_slots(self, life_cycle_id: int, num_scratch_blocks: int) -> int:
-        """Scratch slots for so many scratch blocks: the maximum over layers and pools."""
+        """Scratch slots for so many scratch blocks: the maximum over layers and pools; none where the engine owns the memory."""
+        if len(self._scratch_blocks_per_slot) == 0:
+            return 0
         blocks_per_slot = self._scratch_blocks_per_slot[life_cycle_id]
         return (num_scratch_blocks + blocks_per_slot - 1) // blocks_per_slot
 
@@ -148,7 +155,7 @@ def compute_slot_layout(config: KVCacheManagerConfig, registry: LifeCycleRegistr
         for variant in slot_desc.variants:
             _place_buffers(expansions, PoolGroupIndex(pool_group_index), variant, placements)
     in_order = {buffer_id: placements[buffer_id] for buffer_id in expansions}
-    return SlotLayout(registry, slot_descs, in_order)
+    return SlotLayout(registry, slot_descs, in_order, not config.takes_no_copies)
 
 
 def _place_buffers(

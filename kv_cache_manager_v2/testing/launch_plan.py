@@ -13,7 +13,7 @@ from mypy_extensions import mypyc_attr
 
 from ..base.ids import BeamIndex, LayerGroupId, LayerId, PageIndexMode
 from ..base.integer_math import ceil_div
-from .engine_memory import EngineMemory
+from .engine_memory import NUM_SCRATCH_PLACES, EngineMemory
 from .kernel_buffer import KernelBuffer
 from .layer_work import BufferWork, LayerWork
 from .page_spans import Ints, PageSpans, cut_into_pages
@@ -57,6 +57,7 @@ class LaunchPlan:
         "_mode",
         "_has_scratch",
         "_memory",
+        "_stream",
         "_bases",
         "_tables",
         "_spans",
@@ -73,11 +74,12 @@ class LaunchPlan:
         self._sequences: Final[list[PagedSequence]] = batch.sequences
         self._model: Final[list[list[KernelBuffer]]] = model
         for kv_cache in batch.sequences:
-            if not kv_cache.supports_index_mode(mode):
+            if memory is None and not kv_cache.supports_index_mode(mode):
                 mode = PageIndexMode.PER_LAYER
         self._mode: Final[PageIndexMode] = mode
         self._has_scratch: Final[bool] = has_scratch
         self._memory: Final[EngineMemory | None] = memory
+        self._stream: Final = int(batch.stream)
         self._bases: Final[dict[int, _BaseTable]] = {}
         self._tables: Final[dict[tuple[int, ...], Ints]] = {}
         self._spans: Final[dict[tuple[object, ...], PageSpans]] = {}
@@ -93,13 +95,16 @@ class LaunchPlan:
         layer_id, role = LayerId(buffer.layer_id), buffer.role
         group = self._group_of(buffer)
         converter = manager.get_page_index_converter(layer_id, role)
-        base = self._base_table(group, buffer.num_state_slots if buffer.is_state else 0)
-        table = self._page_table(group, base, converter)
         num_pages = max(int(manager.get_page_index_upper_bound(layer_id, role)), 0)
-        if self._mode is PageIndexMode.PER_LAYER:
+        pages_per_slot = converter.scale * converter.expansion
+        num_slots = int(ceil_div(num_pages, pages_per_slot))
+        base = self._base_table(group, buffer.num_state_slots if buffer.is_state else 0, num_slots)
+        table = self._page_table(group, base, converter)
+        if self._memory is not None and self._has_scratch:
+            num_pages = (num_slots + NUM_SCRATCH_PLACES) * pages_per_slot
+        elif self._mode is PageIndexMode.PER_LAYER:
             # The upper bound counts from the layer's own offset; from the pool's base the last slot reaches to its end.
-            pages_per_slot = converter.scale * converter.expansion
-            num_pages = ceil_div(num_pages, pages_per_slot) * pages_per_slot
+            num_pages = num_slots * pages_per_slot
         stride = int(manager.get_page_stride(layer_id, role))
         if self._memory is None:
             address = int(manager.get_mem_pool_base_address(layer_id, role, self._mode))
@@ -129,8 +134,8 @@ class LaunchPlan:
                     return LayerGroupId(other)
         return group
 
-    def _base_table(self, group: LayerGroupId, num_state_slots: int) -> _BaseTable:
-        """The base table of a group. ``num_state_slots``: 0 for a layer group with pages per block."""
+    def _base_table(self, group: LayerGroupId, num_state_slots: int, num_slots: int) -> _BaseTable:
+        """The base table of a group. ``num_state_slots``: 0 for a layer group with pages per block. ``num_slots``: of the manager's."""
         found = self._bases.get(group)
         if found is not None:
             return found
@@ -138,6 +143,7 @@ class LaunchPlan:
         indices: list[Any] = []
         scratch: list[Any] = []
         has_scratch = False
+        num_own = 0
         for row in range(len(rows)):
             kv_cache: Any = self._sequences[row]
             beam = BeamIndex(rows.beams[row])
@@ -150,6 +156,12 @@ class LaunchPlan:
                 continue
             indices.append(np.array(kv_cache.get_base_page_indices(group, beam), dtype=np.int32))
             desc = kv_cache.get_scratch_desc(group) if self._has_scratch else None
+            if desc and self._memory is not None:
+                # Behind the manager's slots the engine has places of its own, for the time of the step.
+                place = num_slots + self._memory.take_scratch(self._stream, num_own, len(desc.range))
+                indices[row][desc.range.beg : desc.range.end] = np.arange(len(desc.range)) + place
+                num_own += len(desc.range)
+                desc = None
             scratch.append(desc if desc else None)
             has_scratch = has_scratch or bool(desc)
         table = _BaseTable(indices, scratch if has_scratch else [])

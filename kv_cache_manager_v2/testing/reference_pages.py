@@ -81,10 +81,10 @@ class ReferencePages:
             raise ModelDisagreement(f"the layer groups are {layer_grouping}, must be {expected}")
         self.rules = make_rules(config)
         self._scratch_rules = []
-        if config.swa_scratch_reuse is not None:
-            max_rewind_len = config.swa_scratch_reuse.max_rewind_len
+        scratch = config.swa_scratch_reuse
+        if scratch is not None:
             for rule, members in zip(self.rules, layers):
-                self._scratch_rules.append(ScratchRule(rule, members, size, max_rewind_len))
+                self._scratch_rules.append(ScratchRule(rule, members, size, scratch.max_rewind_len, config.takes_no_copies))
         self.tree = ReferenceTree(size, self.rules)
         self.state = StateRule(config, self.rules, self.tree)
         self.sequences = {}

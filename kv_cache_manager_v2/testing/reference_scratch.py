@@ -2,7 +2,8 @@
 
 While a step computes tokens ``H .. C-1``, a group's scratch blocks are the input blocks ``[ceil(H/T), ceil(C/T))`` that
 are stale at history ``C - max_rewind_len``. One slot has, in each pool, as many sub-pages as the group has buffers of
-that size; a layer with ``u`` of them fits ``scale // u`` blocks into a slot. The layer that fits the fewest decides.
+that size; a layer with ``u`` of them fits ``scale // u`` blocks into a slot. The layer that fits the fewest decides. Where the engine owns
+the memory, scratch blocks have no slots.
 """
 
 from collections.abc import Sequence
@@ -18,17 +19,19 @@ from .reference_tree import GroupRule
 class ScratchRule:
     """The scratch rule of one layer group."""
 
-    __slots__ = ("_rule", "_tokens_per_block", "_max_rewind_len", "_blocks_per_slot")
+    __slots__ = ("_rule", "_tokens_per_block", "_max_rewind_len", "_blocks_per_slot", "_is_external")
 
     _rule: Final[GroupRule]
     _tokens_per_block: Final[int]
     _max_rewind_len: Final[int]
     _blocks_per_slot: Final[int]
+    _is_external: Final[bool]  # the memory is the engine's
 
-    def __init__(self, rule: GroupRule, layers: Sequence[Any], tokens_per_block: int, max_rewind_len: int) -> None:
+    def __init__(self, rule: GroupRule, layers: Sequence[Any], tokens_per_block: int, max_rewind_len: int, is_external: bool) -> None:
         self._rule = rule
         self._tokens_per_block = tokens_per_block
         self._max_rewind_len = max_rewind_len
+        self._is_external = is_external
         counts = [_count_sizes(layer, tokens_per_block) for layer in layers]
         fits: list[int] = []
         for count in counts:
@@ -48,7 +51,7 @@ class ScratchRule:
         return (blocks[0], blocks[-1] + 1) if blocks else (0, 0)
 
     def compute_num_slots(self, blocks: tuple[int, int]) -> int:
-        return -(-(blocks[1] - blocks[0]) // self._blocks_per_slot)
+        return 0 if self._is_external else -(-(blocks[1] - blocks[0]) // self._blocks_per_slot)
 
 
 def _count_sizes(layer: Any, tokens_per_block: int) -> dict[int, int]:

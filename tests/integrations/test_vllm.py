@@ -171,9 +171,10 @@ def make_config(**changes: Any) -> Any:
     """What `require_supported` reads of vLLM's configuration, all of it as it can be served."""
     fields: dict[str, Any] = {
         "decode_context_parallel_size": 1, "kv_transfer_config": None, "model": "m", "is_encoder_decoder": False, "is_diffusion": False,
+        "speculative_config": None, "prefix_match_unit": None,
     }  # fmt: skip
     part = SimpleNamespace(**(fields | changes))
-    part.parallel_config = part.model_config = part
+    part.parallel_config = part.model_config = part.cache_config = part
     return part
 
 
@@ -191,3 +192,32 @@ def test_what_is_not_supported_is_refused_by_name(changes: dict[str, Any], messa
 
     with pytest.raises(ValueError, match=message):
         require_supported(make_config(**changes), SimpleNamespace(kv_cache_groups=[]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mode": "none"}, "recurrent layers without prefix caching; supported: enable_prefix_caching"),
+        ({"speculative_config": "ngram"}, "recurrent layers with speculative decoding; supported: no speculative_config"),
+        ({"window": True}, r"recurrent layers beside the window of \['layer.1'\]; supported: recurrent layers beside full attention"),
+        ({"prefix_match_unit": 8}, "recurrent layers with a prefix_match_unit of 8; supported: none, or that of a block"),
+        ({"prefix_match_unit": 16}, None),
+    ],
+)
+def test_recurrent_layers_are_refused_where_their_states_are_not_at_block_boundaries(changes: dict[str, Any], message: str | None) -> None:
+    import torch
+
+    from kv_cache_manager_v2.integrations.vllm_groups import require_supported
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWindowSpec
+
+    sizes: dict[str, Any] = {"block_size": 16, "num_kv_heads": 1, "head_size": 4, "dtype": torch.int8}
+    mode = changes.pop("mode", "align")
+    attention = SlidingWindowSpec(**sizes, sliding_window=64) if changes.pop("window", False) else FullAttentionSpec(**sizes)
+    specs = [MambaSpec(block_size=16, shapes=((128,),), dtypes=(torch.int8,), mamba_cache_mode=mode), attention]
+    groups = [SimpleNamespace(layer_names=[f"layer.{number}"], kv_cache_spec=spec) for number, spec in enumerate(specs)]
+    config = SimpleNamespace(kv_cache_groups=groups)
+    if message is None:
+        require_supported(make_config(**changes), config)
+    else:
+        with pytest.raises(ValueError, match=message):
+            require_supported(make_config(**changes), config)

@@ -11,12 +11,12 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from integrations.vllm_histories import OUR_KINDS, STOCK_KINDS, Asked, Canary, History, make_history  # noqa: E402
+from integrations.vllm_histories import KINDS, Asked, Canary, History, make_history  # noqa: E402
 from integrations.vllm_scheduling import GEMMA, Shape, make_scheduler  # noqa: E402
 from integrations.vllm_toy_workers import VOCABULARY, WrongTagError  # noqa: E402
+from kv_cache_manager_v2.integrations import vllm_groups  # noqa: E402
 
-KINDS = {"stock": STOCK_KINDS, "ours": OUR_KINDS}
-SEEDS = {"stock": range(40), "ours": range(40)}
+SEEDS = range(40)
 
 
 def test_both_schedulers_are_made_without_a_gpu() -> None:
@@ -30,8 +30,8 @@ def test_both_schedulers_are_made_without_a_gpu() -> None:
 @pytest.mark.parametrize("engine", ["stock", "ours"])
 def test_nothing_reads_what_is_not_its_own(engine: str) -> None:
     num_checked = num_cached = num_preemptions = 0
-    for seed in SEEDS[engine]:
-        history = make_history(engine, seed, KINDS[engine])
+    for seed in SEEDS:
+        history = make_history(engine, seed, KINDS)
         history.run()
         num_checked += sum(worker.num_checked for worker in history.workers)
         num_cached += history.num_cached
@@ -43,7 +43,7 @@ def test_nothing_reads_what_is_not_its_own(engine: str) -> None:
 @pytest.mark.parametrize("engine", ["stock", "ours"])
 def test_a_seed_is_the_same_history_again(engine: str) -> None:
     for seed in range(5):
-        first, second = (make_history(engine, seed, KINDS[engine]) for _ in range(2))
+        first, second = (make_history(engine, seed, KINDS) for _ in range(2))
         first.run()
         second.run()
         assert first.digest.digest() == second.digest.digest() and first.answers == second.answers
@@ -131,6 +131,27 @@ class OptimisticWindows(Canary):
         history.scheduler.kv_cache_manager.allocate_slots = optimistic
 
 
+class StatesInStep(Canary):
+    """Requests of one step share states that the step has yet to leave."""
+
+    def begin(self, history: History) -> None:
+        history.scheduler.kv_cache_manager._shares_in_step = True
+        self.count = 1
+
+
+class StatesInside(Canary):
+    """Blocks inside a chunk are published as if the step left a state behind each."""
+
+    def begin(self, history: History) -> None:
+        manager = history.scheduler.kv_cache_manager
+        manager._manager.shutdown()
+        groups = vllm_groups.find_states
+        vllm_groups.find_states = lambda config: {}
+        manager._manager = vllm_groups.make_manager(history.engine.cache_config, False)
+        vllm_groups.find_states = groups
+        self.count = 1
+
+
 class NoSalt(Canary):
     """The cache does not know of salts."""
 
@@ -159,6 +180,8 @@ class NoSalt(Canary):
         (OutOfOrder, "ours", ("async",)),
         (OtherBlock, "ours", ("async",)),
         (NoSalt, "ours", ()),
+        (StatesInStep, "ours", ("states",)),
+        (StatesInside, "ours", ("states",)),
     ],
 )
 def test_a_planted_bug_is_found(canary: type[Canary], engine: str, kinds: tuple[str, ...]) -> None:

@@ -60,7 +60,7 @@ def choose_shape(chance: random.Random, kinds: tuple[str, ...]) -> Shape:
     """``kinds``: what there may be beside the plain: "async", "stages", "drafts", "states", "priority", "runner 2"."""
     layers = [("full",) * 2, ("full", "window"), GEMMA, ("window",) * 2]
     if "states" in kinds:
-        layers += [HYBRID, HYBRID]
+        layers += [HYBRID, HYBRID, ("state",) * 2]
     shape = Shape(
         layers=chance.choice(layers), window=chance.choice([16, 40, 64, 100]), block_size=chance.choice([4, 16]),
         max_model_len=512, max_step_tokens=chance.choice([48, 128, 256]), max_num_seqs=chance.choice([4, 12]),
@@ -81,6 +81,8 @@ def choose_shape(chance: random.Random, kinds: tuple[str, ...]) -> Shape:
         shape = replace(shape, num_drafts=chance.choice([1, 3]))
     if "priority" in kinds and chance.random() < 0.3:
         shape = replace(shape, policy="priority")
+    if "state" in shape.layers and chance.random() < 0.5:
+        shape = replace(shape, exports_states=True)
     return shape
 
 
@@ -240,9 +242,7 @@ def make_history(name: str, seed: int, kinds: tuple[str, ...], canary: Canary | 
     return history
 
 
-STOCK_KINDS = ("async", "stages", "drafts", "states", "priority", "runner 2", "resets")
-OUR_KINDS = ("async", "stages", "drafts", "priority", "runner 2", "resets")
-"""What `ManagedScheduler` takes."""
+KINDS = ("async", "stages", "drafts", "states", "priority", "runner 2", "resets")
 
 
 def main() -> None:
@@ -252,9 +252,7 @@ def main() -> None:
     parser.add_argument("--kinds", default=None, help='such as "async,drafts"')
     options = parser.parse_args()
     first, _, last = options.seeds.partition(":")
-    kinds = STOCK_KINDS if options.engine == "stock" else OUR_KINDS
-    if options.kinds is not None:
-        kinds = tuple(kind for kind in options.kinds.split(",") if kind)
+    kinds = KINDS if options.kinds is None else tuple(kind for kind in options.kinds.split(",") if kind)
     begin = time.perf_counter()
     wrong = checked = preempted = cached = 0
     for seed in range(int(first), int(last or int(first) + 1)):

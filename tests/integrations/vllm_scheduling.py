@@ -47,6 +47,8 @@ class Shape:
     max_num_seqs: int = 16
     threshold: int = 0
     """``long_prefill_token_threshold``: the longest chunk of a prefill."""
+    exports_states: bool = False
+    """Whether kernels leave the state at a chunk's last block boundary too."""
     num_drafts: int = 0
     policy: str = "fcfs"
     is_async: bool = False
@@ -99,7 +101,8 @@ def make_spec(kind: str, shape: Shape) -> Any:
     if kind == "state":
         # As large as a block of attention: vLLM sees to that.
         size = 2 * shape.block_size * shape.element_bytes
-        return MambaSpec(block_size=shape.block_size, shapes=((size,),), dtypes=(torch.int8,), mamba_cache_mode="align")
+        exports = {"num_prefill_checkpoint_blocks": 1, "prefill_checkpoint_alignment": 1} if shape.exports_states else {}
+        return MambaSpec(block_size=shape.block_size, shapes=((size,),), dtypes=(torch.int8,), mamba_cache_mode="align", **exports)
     sizes: dict[str, Any] = {"block_size": shape.block_size, "num_kv_heads": 1, "head_size": shape.element_bytes, "dtype": torch.int8}
     return FullAttentionSpec(**sizes) if kind == "full" else SlidingWindowSpec(**sizes, sliding_window=shape.window)
 

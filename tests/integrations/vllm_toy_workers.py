@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from vllm.model_executor.layers.mamba.checkpoint import compute_mamba_prefill_checkpoints
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWindowSpec
 
 VOCABULARY = 97
@@ -205,6 +206,7 @@ class ToyWorker:
                 places = self._places(held, group, position * self.size, (position + 1) * self.size, "written")
                 values = np.full(self.size, int(tags[end - 1]) ^ self.salts[group])
                 held.state_block = position
+                self._export_state(held, group, end, tags)
             else:
                 places = self._places(held, group, held.num_computed, end, "written")
                 values = tags[held.num_computed : end] ^ self.salts[group]
@@ -214,6 +216,17 @@ class ToyWorker:
                     self.fail(held.name, f"group {group} writes block {block} in the step in which {other} writes it")
             self.memory[places] = values
             self.writers[places] = (self.step, int(held.name.rpartition("-")[2]))
+
+    def _export_state(self, held: Held, group: int, end: int, tags: np.ndarray[Any, Any]) -> None:
+        """Some kernels also leave the state at a chunk's last block boundary, where the table has a block for it."""
+        size = self.size
+        offsets, columns = compute_mamba_prefill_checkpoints(
+            [end], [end - held.num_computed], size, size, self.specs[group].prefill_checkpoint_alignment, False, size
+        )
+        block = held.table[group][columns[0]] if offsets[0] else 0
+        if block:
+            self.memory[block] = int(tags[held.num_computed + offsets[0] - 1]) ^ self.salts[group]
+            self.writers[block] = (self.step, int(held.name.rpartition("-")[2]))
 
     def _read_states(self, work: list[tuple[Held, int, np.ndarray[Any, Any]]]) -> None:
         """A step's recurrent states begin from what earlier steps left; within a step nothing is ordered."""

@@ -103,6 +103,30 @@ def test_a_rewound_sequence_writes_into_no_published_block() -> None:
         assert manager.probe_reuse(None, list(range(12))) == 12
 
 
+def test_blocks_that_are_stale_after_their_step_get_no_slot() -> None:
+    """So an engine keeps recurrent state in blocks: a window of two tokens, and a step leaves the state behind its last token."""
+    layers = [AttentionLayerConfig(LayerId(0), [BufferConfig("b", 1)]), AttentionLayerConfig(LayerId(1), [BufferConfig("b", 1)], 2)]
+    # Three rewound tokens of a block of four keep the last block that the step fills or begins.
+    config = KVCacheManagerConfig(
+        BLOCK, [ExternalCacheTierConfig([64])], layers, swa_scratch_reuse=SwaScratchReuseConfig(BLOCK - 1), **SETTINGS
+    )
+    prompt = list(range(30))
+    with KVCacheManager(config) as manager:
+        with manager.create_kv_cache() as kv_cache:
+            assert kv_cache.resume() and kv_cache.resize(5 * BLOCK, 0)
+            assert [index >= 0 for index in indices(kv_cache, 1)] == [False] * 4 + [True]
+            assert manager.get_storage_statistics()[0].unavailable == 5 + 1
+            kv_cache.commit(prompt[: 5 * BLOCK])
+            # The next step reads the state of the last one.
+            assert kv_cache.resize(8 * BLOCK, 5 * BLOCK)
+            assert [index >= 0 for index in indices(kv_cache, 1)] == [False] * 4 + [True, False, False, True]
+            kv_cache.commit(prompt[5 * BLOCK :])
+        # Thirty tokens are seven whole blocks; behind the fifth there is a state, the sixth and seventh were scratch blocks.
+        assert manager.probe_reuse(None, prompt) == 5 * BLOCK
+        with manager.create_kv_cache(input_tokens=[*prompt[:23], 99]) as other:
+            assert other.num_committed_tokens == 5 * BLOCK
+
+
 def list_handles(world: World) -> list[Any]:
     """What works with a manager of external memory; leases and pool views are refused."""
     manager = world.manager
@@ -179,7 +203,6 @@ def test_every_public_call_works_or_says_why_not(name: str) -> None:
         ({"write_policy": "through"}, "write_policy"),
         ({"enable_partial_reuse": True}, "enable_partial_reuse"),
         ({"allow_seq_rebasing": True}, "allow_seq_rebasing"),
-        ({"swa_scratch_reuse": SwaScratchReuseConfig()}, "swa_scratch_reuse"),
         ({"initial_pool_ratio": [1.0]}, "initial_pool_ratio"),
         ({"layers": [SsmLayerConfig(LayerId(0), [BufferConfig("state", 64)])]}, "SsmLayerConfig"),
     ],

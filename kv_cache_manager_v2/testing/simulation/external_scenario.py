@@ -10,7 +10,7 @@ from ...config.manager_config import KVCacheManagerConfig
 from ...manager.capacity import plan_capacity
 
 _SHARE_OF_SCENARIOS: Final = 0.15
-COPYING: Final = ("fork", "lend", "settle", "beams", "resize_level", "toggle_scratch")
+COPYING: Final = ("fork", "lend", "settle", "beams", "resize_level")
 """Kinds of actions that begin with a call which is refused there."""
 
 
@@ -21,8 +21,8 @@ def make_external(config: KVCacheManagerConfig, seed: int) -> KVCacheManagerConf
         return config
     top = config.cache_tiers[0]
     config = replace(
-        config, layers=layers, cache_tiers=[top], enable_partial_reuse=False, allow_seq_rebasing=False, swa_scratch_reuse=None,
-        write_policy="back", typical_step=None, initial_pool_ratio=None,
+        config, layers=layers, cache_tiers=[top], enable_partial_reuse=False, allow_seq_rebasing=False, write_policy="back",
+         typical_step=None, initial_pool_ratio=None,
     )  # fmt: skip
     counts = [group.num_slots for group in plan_capacity(config).levels[0].pool_groups]
     return replace(config, cache_tiers=[ExternalCacheTierConfig(counts, top.eviction_policy)])
