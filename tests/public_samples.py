@@ -46,7 +46,7 @@ from kv_cache_manager_v2.device.wakeup import Wakeup
 from kv_cache_manager_v2.device.external_device import ExternalDevice
 from kv_cache_manager_v2.replay.console import PlainConsole
 from kv_cache_manager_v2.replay.presets import LayerShape
-from kv_cache_manager_v2.replay.console import SilentConsole
+from kv_cache_manager_v2.replay.console import Console
 from kv_cache_manager_v2.replay.spaced_workload import SpacedWorkload
 from kv_cache_manager_v2.replay.trace import TraceWorkload
 from kv_cache_manager_v2.replay.workload import ListedWorkload
@@ -252,7 +252,7 @@ class Samples:
             FaultPlan(),
             Step(sequence, [1], prompt),
             PlainConsole(io.StringIO(), io.StringIO()),
-            SilentConsole(),
+            Console(),
             workload,
             TraceWorkload(str(trace)),
             SpacedWorkload(workload, 1.0),

@@ -9,12 +9,11 @@ from typing import Final
 from .. import EvictionPolicy
 from ..config.manager_config import MAX_CACHE_TIERS
 from .block_requests import BlockRequests, read_blocks
-from .comparison_progress import ComparisonProgress
 from .exit_codes import EXIT_BAD_INPUT, EXIT_OK
 from .generators import WORKLOAD_NAMES, make_workload
 from .interleaved_sessions import interleave
 from .made_hints import RECORDED, make_hints
-from .option_values import require_writable, to_positive
+from .option_values import require_writable, to_float_within, to_positive
 from .policy_comparison import (
     Comparison,
     SourceComparison,
@@ -26,6 +25,7 @@ from .policy_comparison import (
 )
 from .policies.own_policy import ComparedPolicy
 from .policies.published import COMPARED
+from .read_progress import ReadProgress
 from .report_rows import aligned
 from .result_file import write_result
 from .trace import TraceWorkload
@@ -121,7 +121,7 @@ def run_compare_command(options: argparse.Namespace, parser: argparse.ArgumentPa
     num_sources = len(traces) + len(options.workload)
     num_sizes = len(options.blocks or _DEFAULT_SIZES)
     num_runs = num_sizes * (len(options.policies) + 1) if options.levels is None else len(options.policies)
-    progress = ComparisonProgress(sys.stderr, num_sources * num_runs, options.quiet)
+    progress = ReadProgress(sys.stderr, options.quiet, num_sources * num_runs)
     results: list[SourceComparison] = []
     try:
         for source in traces:
@@ -149,7 +149,7 @@ def run_compare_command(options: argparse.Namespace, parser: argparse.ArgumentPa
     return EXIT_OK
 
 
-def _compare(blocks: BlockRequests, options: argparse.Namespace, progress: ComparisonProgress) -> SourceComparison:
+def _compare(blocks: BlockRequests, options: argparse.Namespace, progress: ReadProgress) -> SourceComparison:
     hints = make_hints(blocks, options.hints, options.seed)
     name = ""
     if options.hints is not None:
@@ -210,25 +210,13 @@ def _level_sizes(text: str) -> list[int]:
 
 
 def _probability(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0.0 <= value <= 1.0:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is no probability from 0 to 1")
-    return value
+    return to_float_within(text, 0.0, 1.0, f"{text[:40]!r} is no probability from 0 to 1")
 
 
 def _hints(text: str) -> float | str:
     if text == RECORDED:
         return text
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0.0 <= value <= 1.0:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is no accuracy from 0 to 1; say 0.8, or {RECORDED}")
-    return value
+    return to_float_within(text, 0.0, 1.0, f"{text[:40]!r} is no accuracy from 0 to 1; say 0.8, or {RECORDED}")
 
 
 def _policies(text: str) -> list[ComparedPolicy]:

@@ -3,7 +3,6 @@
 Progress goes to the error stream, a line every few seconds, and the report to the output, so that the report can be piped.
 """
 
-from abc import ABCMeta, abstractmethod
 from time import monotonic
 from typing import ClassVar, Final, TextIO, final
 
@@ -18,53 +17,27 @@ _QUIET_INTERVAL_SECONDS: Final = 10.0
 
 
 @mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
-class Console(Handle, metaclass=ABCMeta):
-    """The output of a replay to the user."""
+class Console(Handle):
+    """The output of a replay to the user. This one says nothing."""
 
     __slots__ = ()
 
     _NAMES: ClassVar[str] = "the output of this process"
 
-    @abstractmethod
     def start(self, num_requests: int) -> None:
-        raise NotImplementedError("Console.start is for subclasses to define")
+        """The replay begins."""
 
-    @abstractmethod
     def update(self, tally: Tally, used_shares: list[float]) -> None:
         """Show progress, at most several times a second; ``used_shares``: slots in use over all, per pool group."""
-        raise NotImplementedError("Console.update is for subclasses to define")
 
-    @abstractmethod
     def stop(self) -> None:
         """The last update has come. Also after an error, and more than once."""
-        raise NotImplementedError("Console.stop is for subclasses to define")
 
-    @abstractmethod
     def show(self, report: ReplayReport) -> None:
-        raise NotImplementedError("Console.show is for subclasses to define")
+        """The report at the end."""
 
     def say(self, text: str) -> None:
         """A line of progress after the report."""
-
-
-@final
-@mypyc_attr(native_class=True)
-class SilentConsole(Console):
-    """Says nothing."""
-
-    __slots__ = ()
-
-    def start(self, num_requests: int) -> None:
-        pass
-
-    def update(self, tally: Tally, used_shares: list[float]) -> None:
-        pass
-
-    def stop(self) -> None:
-        pass
-
-    def show(self, report: ReplayReport) -> None:
-        pass
 
 
 @final
@@ -94,9 +67,6 @@ class PlainConsole(Console):
         self._last = now
         self._errors.write(progress_text(tally, used_shares, self._num_requests, now - self._begin) + "\n")
         self._errors.flush()
-
-    def stop(self) -> None:
-        pass
 
     def show(self, report: ReplayReport) -> None:
         self._output.write(plain_report(report))

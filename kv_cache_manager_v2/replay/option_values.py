@@ -2,8 +2,10 @@
 an example of a valid one."""
 
 import argparse
+import math
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -54,55 +56,37 @@ def _require_at_most(number: int, most: int, what: str) -> int:
     return number
 
 
-def to_share(text: str) -> float:
+def to_float_within(text: str, least: float, most: float, refusal: str) -> float:
     try:
-        share = float(text)
+        number = float(text)
     except ValueError:
-        share = -1.0
-    if not 0.0 <= share <= 1.0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no share between 0 and 1")
-    return share
+        number = math.nan
+    if not least <= number <= most:
+        raise argparse.ArgumentTypeError(refusal)
+    return number
+
+
+def to_share(text: str) -> float:
+    return to_float_within(text, 0.0, 1.0, f"{text!r} is no share between 0 and 1")
 
 
 def to_rate(text: str) -> float:
     """A number of requests a second, over 0."""
-    try:
-        rate = float(text)
-    except ValueError:
-        rate = 0.0
-    if not 1e-6 <= rate <= 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is no rate between 0.000001 and 1000000 a second")
-    return rate
+    return to_float_within(text, 1e-6, 1e6, f"{text!r} is no rate between 0.000001 and 1000000 a second")
 
 
 def to_ratio(text: str) -> tuple[float, ...]:
     """Numbers above 0, one for each pool group."""
-    shares: list[float] = []
-    for part in text.split(","):
-        try:
-            share = float(part)
-        except ValueError:
-            share = -1.0
-        if not 0.0 < share < 1e9:
-            raise argparse.ArgumentTypeError(f"{part!r} is no share; give a number over 0 for each pool group, as in 0.4,0.6")
-        shares.append(share)
-    return tuple(shares)
+    what = "is no share; give a number over 0 for each pool group, as in 0.4,0.6"
+    return tuple([to_float_within(part, sys.float_info.min, 1e9, f"{part!r} {what}") for part in text.split(",")])
 
 
 def to_sizes(text: str) -> tuple[float, ...]:
     """Factors of a tier's size; none for ``none``."""
     if text == "none":
         return ()
-    sizes: list[float] = []
-    for part in text.split(","):
-        try:
-            size = float(part)
-        except ValueError:
-            size = -1.0
-        if not 0.001 <= size <= 1000.0:
-            raise argparse.ArgumentTypeError(f"{part!r} is no size between 0.001 and 1000, in present sizes; say 0.5,2,8 or none")
-        sizes.append(size)
-    return tuple(sizes)
+    what = "is no size between 0.001 and 1000, in present sizes; say 0.5,2,8 or none"
+    return tuple([to_float_within(part, 0.001, 1000.0, f"{part!r} {what}") for part in text.split(",")])
 
 
 def parse_size(text: str) -> int | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from .. import EvictionPolicy
-from .console import Console, SilentConsole
+from .console import Console
 from .plan import ReplayPlan
 from .replayer import PlanError, run_replay
 from .report import ReplayReport
@@ -97,7 +97,7 @@ def _measure(
         return MeasuredRate(size, None, _INTERRUPTED)
     try:
         console.say(text)
-        report = run_replay(plan, SilentConsole())
+        report = run_replay(plan, Console())
     except PlanError as error:
         return MeasuredRate(size, None, str(error))
     except KeyboardInterrupt:

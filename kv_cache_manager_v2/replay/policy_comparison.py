@@ -8,10 +8,10 @@ from .. import __version__, is_compiled
 from ..base.value import Value
 from .block_cache import BlockCache
 from .block_requests import BlockRequests
-from .comparison_progress import ComparisonProgress
 from .level_cache import LevelCache
 from .offline_caches import count_hits_of_reused, count_optimal_hits, count_reusable, next_uses
 from .policies.own_policy import ComparedPolicy
+from .read_progress import ReadProgress
 
 SCHEMA_VERSION: Final = 1
 REUSED_ONLY: Final = "lru-of-reused"
@@ -64,7 +64,7 @@ class Comparison(Value):
 
 def compare_source(
     blocks: BlockRequests, sizes: list[int], policies: list[ComparedPolicy], hints: list[int], hints_name: str,
-    progress: ComparisonProgress,
+    progress: ReadProgress,
 ) -> SourceComparison:  # fmt: skip
     """``hints``: of each request, for LEARNED (`made_hints`)."""
     uses = next_uses(blocks)
@@ -73,12 +73,12 @@ def compare_source(
     for num_slots in sizes:
         rates: dict[str, float] = {}
         for policy in policies:
-            progress.begin(blocks.name, num_slots, policy.value)
+            progress.begin(f"{blocks.name}, {num_slots:,} blocks, {policy.value}")
             cache = BlockCache(policy, num_slots, blocks)
             for request, num_generated, hint in zip(blocks.requests, blocks.num_generated, hints, strict=True):
                 cache.serve(request, num_generated, hint)
             rates[policy.value] = int(cache.num_hits) / total
-        progress.begin(blocks.name, num_slots, OPTIMUM)
+        progress.begin(f"{blocks.name}, {num_slots:,} blocks, {OPTIMUM}")
         rates[REUSED_ONLY] = count_hits_of_reused(blocks, uses, num_slots) / total
         rates[OPTIMUM] = count_optimal_hits(blocks, uses, num_slots) / total
         rates[INFINITE] = count_reusable(blocks) / total
@@ -88,13 +88,13 @@ def compare_source(
 
 def compare_levels(
     blocks: BlockRequests, sizes: list[int], policies: list[ComparedPolicy], least_chance: float, hints: list[int], hints_name: str,
-    progress: ComparisonProgress,
+    progress: ReadProgress,
 ) -> SourceComparison:  # fmt: skip
     """``sizes``: slots of each level. ``least_chance``: the `min_reuse_probability` of all below level 0, for LEARNED."""
     total = max(blocks.num_accesses, 1)
     rows: list[LevelRow] = []
     for policy in policies:
-        progress.begin(blocks.name, sum(sizes), policy.value)
+        progress.begin(f"{blocks.name}, {sum(sizes):,} blocks, {policy.value}")
         cache = LevelCache(policy, sizes, blocks, least_chance)
         for request, num_generated, hint in zip(blocks.requests, blocks.num_generated, hints, strict=True):
             cache.serve(request, num_generated, hint)

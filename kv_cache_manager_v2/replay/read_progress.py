@@ -13,15 +13,21 @@ _TERMINAL_SECONDS: Final = 0.2
 @final
 @mypyc_attr(native_class=True)
 class ReadProgress:
-    """Call `update` often; silent if ``is_quiet``, and during the first second."""
+    """Call `update` often, or `begin` before each of ``num_runs``; silent if ``is_quiet``, and during the first second."""
 
-    __slots__ = ("_errors", "_is_quiet", "_next", "_width")
+    __slots__ = ("_errors", "_is_quiet", "_num_runs", "_run", "_next", "_width")
 
-    def __init__(self, errors: TextIO, is_quiet: bool) -> None:
+    def __init__(self, errors: TextIO, is_quiet: bool, num_runs: int = 0) -> None:
         self._errors: Final = errors
         self._is_quiet: Final = is_quiet
+        self._num_runs: Final = num_runs
+        self._run = 0
         self._next = monotonic() + _FIRST_SECONDS
         self._width = 0
+
+    def begin(self, what: str) -> None:
+        self._run += 1
+        self.update(what, self._run, self._num_runs)
 
     def update(self, what: str, done: int, total: int) -> None:
         """``total`` 0: unknown."""

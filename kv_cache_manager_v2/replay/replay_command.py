@@ -12,6 +12,7 @@ from .console import PlainConsole
 from .decoding import Decoding
 from .exit_codes import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, EXIT_WRONG
 from .generators import DEFAULT_NUM_REQUESTS, WORKLOAD_NAMES, make_workload
+from .html_report import make_html
 from .kill_drill import run_kill_drill
 from .log_option import add_log_options, given_log_option, make_log_options
 from .model_option import DEFAULT_TOKENS_PER_BLOCK, add_model_options, config_of, find_model, tokens_per_block_of
@@ -233,7 +234,8 @@ def run_replay_command(options: argparse.Namespace, parser: argparse.ArgumentPar
             curves = serve_other_sizes(plan, report, console, options.report_sizes)
         if was_interrupted(curves):
             sys.stderr.write("kvcm: interrupted; the page has the sizes that were served until then\n")
-        write_html_report(options.report, report, timeline, curves, f"kvcm replay {shlex.join(options.arguments)}".rstrip())
+        command = f"kvcm replay {shlex.join(options.arguments)}".rstrip()
+        write_result(options.report, make_html(report, timeline.points, timeline.tiers, curves, command))
     if serves_none(report):
         sys.stderr.write(
             f"kvcm: none of {report.requests_refused} requests was served, for none fits even alone: {report.last_refusal}. Give more "
@@ -396,12 +398,3 @@ def _step_time(text: str) -> StepTime:
 def _shrink(text: str) -> int:
     """0 stands for max."""
     return 0 if text == "max" else to_positive(text)
-
-
-def write_html_report(
-    path: str, report: ReplayReport, timeline: Timeline, curves: list[MeasuredCurve], command: str
-) -> None:
-    """``command``: what was asked for, as a line of a shell."""
-    from .html_report import make_html
-
-    write_result(path, make_html(report, timeline.points, timeline.tiers, curves, command))

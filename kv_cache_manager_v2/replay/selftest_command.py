@@ -8,7 +8,7 @@ from time import monotonic
 from typing import Final
 
 from .. import __version__, default_device, is_compiled
-from .console import SilentConsole
+from .console import Console
 from .exit_codes import EXIT_OK, EXIT_WRONG
 from .generators import make_workload
 from .plan import ReplayPlan
@@ -35,7 +35,7 @@ def run_selftest_command(options: argparse.Namespace, parser: argparse.ArgumentP
     plan = ReplayPlan(
         make_workload("mix", 0, 8), model, memory_bytes=2 << 20, shrink=model.max_shrink, verify=True, check_invariants=True
     )
-    report = run_replay(plan, SilentConsole())
+    report = run_replay(plan, Console())
     sys.stdout.write(f"replay    {report.requests} requests, {report.prompt_tokens:,} prompt tokens, {report.verdict}\n")
     is_right = report.requests == 8 and report.mismatches == 0 and report.failure is None and report.checked_bytes > 0
     verdict = "all is well" if is_right else f"THIS INSTALLATION IS BROKEN: {report.failure or report.verdict}"

@@ -8,7 +8,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from kv_cache_manager_v2.replay.console import SilentConsole
+from kv_cache_manager_v2.replay.console import Console
 from kv_cache_manager_v2.replay.generators import WORKLOAD_NAMES, make_workload
 from kv_cache_manager_v2.replay.plan import WORKLOAD_MEMORY_BYTES, ReplayPlan
 from kv_cache_manager_v2.replay.presets import PRESETS
@@ -25,7 +25,7 @@ def serve(model: str, workload: Workload, memory_bytes: int, ratio: tuple[float,
     plan = ReplayPlan(
         workload=workload, model=PRESETS[model], memory_bytes=memory_bytes, pool_ratio=ratio, adjusts=False
     )  # fmt: skip
-    return run_replay(plan, SilentConsole())
+    return run_replay(plan, Console())
 
 
 def find_best_ratio(

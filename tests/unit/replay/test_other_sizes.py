@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from kv_cache_manager_v2.replay.console import Console, SilentConsole
+from kv_cache_manager_v2.replay.console import Console
 from kv_cache_manager_v2.replay.generators import WORKLOAD_NAMES, make_workload
 from kv_cache_manager_v2.replay.other_sizes import serve_other_sizes, was_interrupted
 from kv_cache_manager_v2.replay.plan import WORKLOAD_MEMORY_BYTES, ReplayPlan
@@ -28,12 +28,12 @@ def plan_of(model: str, workload: str, num_requests: int, host_bytes: int) -> Re
 
 
 def measured(plan: ReplayPlan) -> float:
-    return run_replay(plan, SilentConsole()).hit_rate
+    return run_replay(plan, Console()).hit_rate
 
 
 def check_sizes(plan: ReplayPlan) -> None:
-    report = run_replay(plan, SilentConsole())
-    curves = serve_other_sizes(plan, report, SilentConsole(), SIZES)
+    report = run_replay(plan, Console())
+    curves = serve_other_sizes(plan, report, Console(), SIZES)
     assert plan.memory_bytes is not None
     for curve in curves:
         for rate in curve.rates:
@@ -64,8 +64,8 @@ def test_of_every_preset_and_workload(model: str, workload: str, host_bytes: int
 
 def test_a_size_that_cannot_be_served_has_a_reason_and_no_hit_rate() -> None:
     plan = plan_of("llama-3-8b", "chat", 4, 0)
-    report = run_replay(plan, SilentConsole())
-    rates = {rate.size: rate for rate in serve_other_sizes(plan, report, SilentConsole(), [0.001, 2.0])[0].rates}
+    report = run_replay(plan, Console())
+    rates = {rate.size: rate for rate in serve_other_sizes(plan, report, Console(), [0.001, 2.0])[0].rates}
     # 0.001 of the memory are some 250 tokens: no prompt fits.
     assert rates[0.001].hit_rate is None and rates[0.001].note != ""
     assert rates[2.0].hit_rate is not None and rates[2.0].note == ""
@@ -73,7 +73,7 @@ def test_a_size_that_cannot_be_served_has_a_reason_and_no_hit_rate() -> None:
 
 def test_ctrl_c_while_serving_again_leaves_the_sizes_that_were_served() -> None:
     plan = plan_of("llama-3-8b", "chat", 4, 0)
-    report = run_replay(plan, SilentConsole())
+    report = run_replay(plan, Console())
     console = ConsoleThatStops(2)
     curves = serve_other_sizes(plan, report, console, [0.5, 2.0, 8.0])
     assert was_interrupted(curves)
