@@ -101,8 +101,6 @@ ELSEWHERE: dict[str, str] = {
     "storage/eviction/segment_table.py _MOST_COMPARED": "segments beyond recency: tests/unit/storage/test_policies_against_naive.py",
     "storage/eviction/segment_table.py _MOST_LOOKS": "segments without pages in a row: tests/unit/storage/test_policies_against_naive.py",
     "storage/eviction/segment_table.py _MOST_PASSED": "segments without pages in a row: tests/unit/storage/test_policies_against_naive.py",
-    "storage/eviction/segment_table.py _MOST_SWEPT": "segments with pages in a row: tests/unit/storage/test_segments.py",
-    "storage/eviction/segment_table.py _NUM_OLDEST": "see _MOST_SWEPT",
     "storage/eviction/segment_table.py MOST_PARTS": "segments of one run: more than a test has",
     "storage/eviction/segment_table.py SEGMENT_WORDS": "no limit",
     "storage/eviction/segment_traits.py BRANCHED_PATH": "no limit",

@@ -17,7 +17,7 @@ from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..eviction_queue import EvictionQueue
-from ..page_rows import LINKS, LOW_MASK, NO_SHIFT, ROW_WORDS, PageRows
+from ..page_rows import LINKS, LOW_MASK, ROW_WORDS, PageRows
 from ..victim_queue import NO_VICTIM, NUM_PRIORITIES, ContentKeys, VictimQueue
 from .block_mates import BlockMates
 from .page_notes import (
@@ -125,65 +125,28 @@ class LearnedQueue(VictimQueue):
         self._splitter.put_run(pages, count)
 
     def _take_mates_along(self, mates: BlockMates, pages: vec[i64], count: i64) -> i64:
-        """`BlockMates.run` gets the pages, behind each leading one what is queued of its block; how many these are."""
+        """`BlockMates.run` gets the pages, behind each leading one what is queued of its block; how many these are.
+
+        What is taken along leaves its segment, and becomes of the leading page's class, so it shares its segment.
+        """
         run = mates.reserve_run(count)
-        taken = mates.taken
-        others = mates.others
-        leading = mates.leading
-        rows = self._rows
-        first_of_all = rows.first_page_of_blocks
-        shift = rows.block_shift
-        width = rows.num_life_cycles
-        notes = self._notes.notes
-        table = self._table
-        known: i64 = NO_SEGMENT
-        is_ours = False
+        notes = self._notes
         num_pages: i64 = 0
-        num_taken: i64 = 0
-        position: i64 = 0
-        while position < count:
+        for position in range(count):
             page = pages[position]
-            position += 1
             run[num_pages] = page
             num_pages += 1
-            # What `BlockMates.first_page` does, without a call for each page.
-            number = (page - first_of_all) >> shift if shift != NO_SHIFT else rows.block_number(page)
-            first_page = first_of_all + number * width
-            if page != first_page + leading:
+            first_page = mates.first_page(page)
+            if page != first_page + mates.leading:
                 continue
-            for life_cycle in others:
-                note = i64(notes[first_page + life_cycle])
-                if note & STATUS_MASK != IN_SEGMENT:
-                    continue
-                segment = segment_of_note(note)
-                if segment != known:
-                    known = segment
-                    is_ours = table.queue_of(segment) == self._number
-                if is_ours:
+            for life_cycle in mates.others:
+                note = notes.get(first_page + life_cycle)
+                if note & STATUS_MASK == IN_SEGMENT and self._table.queue_of(segment_of_note(note)) == self._number:
+                    self.remove(first_page + life_cycle)
+                    notes.set(first_page + life_cycle, notes.get(page))
                     run[num_pages] = first_page + life_cycle
                     num_pages += 1
-                    taken[num_taken] = first_page + life_cycle
-                    num_taken += 1
-        self._take_along(mates, num_taken)
         return num_pages
-
-    def _take_along(self, mates: BlockMates, count: i64) -> None:
-        """The first ``count`` pages of `BlockMates.taken` leave their segments, and become of their leading page's class: so they share
-        its segment."""
-        taken = mates.taken
-        notes = self._notes.notes
-        begin: i64 = 0
-        while begin < count:
-            segment = segment_of_note(i64(notes[taken[begin]]))
-            end = self._notes.end_of_segment(segment, taken, begin, count)
-            self._leave_together(segment, taken, begin, end)
-            part = self.records.part_of(self._table.words[segment * SEGMENT_WORDS + STAMP])
-            self.records.shadow.note_left(part, end - begin)
-            self._free_if_empty(segment)
-            while begin < end:
-                page = taken[begin]
-                notes[page] = notes[mates.first_page(page) + mates.leading]
-                begin += 1
 
     def push_described(self, page: i64, description: i64, passed: i64) -> None:
         uses = description & USES_MASK

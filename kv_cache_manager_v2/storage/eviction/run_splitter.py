@@ -8,25 +8,26 @@ young segment.
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i32, i64, mypyc_attr
+from mypy_extensions import i64, mypyc_attr
 
-from ..page_rows import NO_PAGE, NO_SHIFT, ONE_HOLD, PLACE, ROW_WORDS, PageRows, priority_of_place
+from ..page_rows import PLACE, ROW_WORDS, PageRows, priority_of_place
 from ..victim_queue import NUM_PRIORITIES
-from .page_notes import AGE_MASK, AGE_SHIFT, CLASS_MASK, UNKNOWN, in_segment, uses_of_note
-from .pushing_request import PushingRequest
+from .page_notes import AGE_MASK, AGE_SHIFT, BRANCH_BIT, UNKNOWN, PageNotes, in_segment, uses_of_note
 from .request_facts import NO_REQUEST, RequestFacts
 from .segment_pages import SegmentPages
 from .segment_records import SegmentRecords
 from .segment_table import MOST_PARTS, NO_SEGMENT, SEGMENT_WORDS, STAMP, STAMP_SHIFT, SegmentTable
 from .segment_traits import (
     AGE_SHIFT as AGE_TRAIT,
+    BRANCHED_PATH,
     CONTINUES_SHIFT,
     DEPTH_SHIFT,
+    EXTENDED_PATH,
     GENERATED_SHIFT,
     KIND_SHIFT,
     LAST_SHIFT,
     LENGTH_SHIFT,
-    NO_HINT,
+    NEW_PATH,
     NEW_SHIFT,
     PATH_SHIFT,
     TEXT_SHIFT,
@@ -37,27 +38,40 @@ from .segment_traits import (
 
 _JOIN_SHIFT: Final = 6
 """Single pages without a request join a segment that is younger than a 64th of what there is room for."""
+_NO_BLOCK: Final = -1
+_NO_CLASS: Final = -1
 
 
 @final
 @mypyc_attr(native_class=True)
 class RunSplitter:
-    """Of one queue. ``pushing``: the request whose pages come; ``capacity``: slots of the queue's level."""
+    """Of one queue. ``capacity``: slots of the queue's level."""
 
     __slots__ = (
-        "pushing", "capacity", "_rows", "_records", "_table", "_circles", "_request", "_number", "_num_parts", "_current",
-        "_current_class", "_latest",
+        "capacity", "_rows", "_records", "_notes", "_table", "_circles", "_request", "_number", "_serial", "_num_blocks", "_length",
+        "_num_new", "_path", "_last_block", "_block_before", "_num_parts", "_current", "_current_class", "_latest",
     )  # fmt: skip
 
-    pushing: Final[PushingRequest]
     capacity: i64
     _rows: Final[PageRows]
     _records: Final[SegmentRecords]
+    _notes: Final[PageNotes]
     _table: Final[SegmentTable]
     _circles: Final[SegmentPages]
     _request: Final[RequestFacts]
     _number: Final[i64]
     """Of the queue in the records."""
+    _serial: i64
+    """Of the request whose pages come, or the latest one."""
+    _num_blocks: i64
+    """Of it, pushed so far."""
+    _length: i64
+    """In blocks, where the request says nothing of it."""
+    _num_new: i64
+    _path: i64
+    _last_block: i64
+    """The first block that it pushed."""
+    _block_before: i64
     _num_parts: i64
     """Segments that the latest run became."""
     _current: i64
@@ -67,102 +81,99 @@ class RunSplitter:
     """By priority: the segment that got pages last."""
 
     def __init__(self, rows: PageRows, records: SegmentRecords, circles: SegmentPages, number: i64) -> None:
-        self.pushing = PushingRequest(rows, records)
         self.capacity = 0
         self._rows = rows
         self._records = records
+        self._notes = records.notes
         self._table = records.table
         self._circles = circles
         self._request = records.request
         self._number = number
+        self._serial = NO_REQUEST
+        self._num_blocks = 0
+        self._length = 0
+        self._num_new = 0
+        self._path = NEW_PATH
+        self._last_block = _NO_BLOCK
+        self._block_before = _NO_BLOCK
         self._num_parts = 0
         self._current = NO_SEGMENT
         self._current_class = 0
         self._latest = vec[i64]([NO_SEGMENT] * NUM_PRIORITIES)
 
     def see(self, pages: vec[i64], count: i64) -> None:
-        """The run is about to be pushed."""
-        if self.pushing.see(pages, count):
-            self._current = NO_SEGMENT
+        """A run is about to be pushed: how much of it is new, and where its path has come from."""
+        serial = self._request.serial
+        if serial == NO_REQUEST or serial != self._serial:
+            self._serial = serial
+            self._num_blocks = 0
+            self._length = 0
+            self._num_new = 0
+            self._path = NEW_PATH
+            self._last_block = _NO_BLOCK
+            self._block_before = _NO_BLOCK
+            if serial != NO_REQUEST or count > 1:
+                # A page alone, without a request, may go on where the one before it ended.
+                self._last_block = self._rows.block_number(pages[0])
+                self._current = NO_SEGMENT
+        self._length += count // self._records.pages_per_block
+        for position in range(count):
+            note = self._notes.get(pages[position])
+            if note == UNKNOWN:
+                self._num_new += 1
+            elif self._path == NEW_PATH:
+                # The known page farthest from the root.
+                self._path = BRANCHED_PATH if note & BRANCH_BIT != 0 else EXTENDED_PATH
 
     def put_run(self, pages: vec[i64], count: i64) -> None:
-        """Into segments."""
+        """Into segments: consecutive pages of one class and priority share one."""
         self._num_parts = 0
+        notes = self._notes
+        words = self._rows.words
+        segment: i64 = NO_SEGMENT
+        segment_class: i64 = _NO_CLASS
+        priority: i64 = 0
         begin: i64 = 0
-        while begin < count:
-            begin = self._put_part(pages, begin, count)
+        for position in range(count):
+            page = pages[position]
+            note = notes.get(page)
+            first_block = self._num_blocks
+            page_class = self._class_of(page, note)
+            page_priority = priority_of_place(words[page * ROW_WORDS + PLACE])
+            if page_class != segment_class or page_priority != priority:
+                if begin < position:
+                    self._circles.add(segment, pages, begin, position)
+                begin = position
+                segment_class = page_class
+                priority = page_priority
+                segment = self.find_segment(page_class, priority, first_block)
+            uses = uses_of_note(note)
+            if uses == 0:
+                uses = 1
+            notes.set(page, in_segment(segment, uses))
+        if begin < count:
+            self._circles.add(segment, pages, begin, count)
 
-    def _put_part(self, pages: vec[i64], begin: i64, count: i64) -> i64:
-        """Into one segment, as far as pages are of one class; where the next one begins."""
-        rows = self._rows
-        words = rows.words
-        first_of_all = rows.first_page_of_blocks
-        shift = rows.block_shift
-        notes = self._records.notes.notes
-        pushing = self.pushing
-        last_block = pushing.last_block
-        first_block = pushing.num_blocks
-        num_blocks = first_block
-        block_before = pushing.block_before
-        page = pages[begin]
-        note = i64(notes[page])
-        note_class = note & CLASS_MASK
-        priority = priority_of_place(words[page * ROW_WORDS + PLACE])
-        block = rows.block_number(page)
-        is_last = block == last_block
+    def _class_of(self, page: i64, note: i64) -> i64:
+        """Traits of its own, of the next page of the run."""
+        block = self._rows.block_number(page)
+        if block != self._block_before:
+            self._block_before = block
+            self._num_blocks += 1
         request = self._request
-        has_kinds = request.has_kinds
-        num_generated = request.num_generated_blocks
-        is_generated = num_blocks < num_generated or (num_blocks == num_generated and block == block_before)
-        uses = uses_of_note(note)
-        if uses == 0:
-            uses = 1
-        segment_class = level_of_uses(uses) | (request.continues << CONTINUES_SHIFT)
-        kind: i64 = NO_HINT
-        if has_kinds:
-            kind = request.kind_at(num_blocks - 1 if block == block_before else num_blocks)
-            segment_class |= kind << KIND_SHIFT
+        page_class = (((note >> AGE_SHIFT) & AGE_MASK) << AGE_TRAIT) | (request.continues << CONTINUES_SHIFT)
         if note != UNKNOWN:
-            segment_class |= ((note >> AGE_SHIFT) & AGE_MASK) << AGE_TRAIT
-        if is_last:
-            segment_class |= 1 << LAST_SHIFT
-        if is_generated:
-            segment_class |= 1 << TEXT_SHIFT
+            page_class |= level_of_uses(uses_of_note(note))
+        if block == self._last_block:
+            page_class |= 1 << LAST_SHIFT
+        if self._num_blocks <= request.num_generated_blocks:
+            page_class |= 1 << TEXT_SHIFT
+        if request.has_kinds:
+            page_class |= request.kind_at(self._num_blocks - 1) << KIND_SHIFT
         mates = self._records.block_mates
-        width = rows.num_life_cycles
-        # Whether a page waits for its block's leading one is what `BlockMates.waits` says, without calls for each page.
-        first_leading: i64 = NO_PAGE if mates is None else first_of_all + mates.leading
-        is_waiting = mates is not None and mates.waits(page)
-        if is_waiting:
-            segment_class |= WAITING << PATH_SHIFT
-        segment = self.find_segment(segment_class, priority, first_block)
-        entry = i32(in_segment(segment, uses))
-        end = begin
-        while end < count:
-            page = pages[end]
-            if i64(notes[page]) != note and i64(notes[page]) & CLASS_MASK != note_class:
-                break
-            if priority_of_place(words[page * ROW_WORDS + PLACE]) != priority:
-                break
-            # What `block_number` does, without a call for each page.
-            block = (page - first_of_all) >> shift if shift != NO_SHIFT else rows.block_number(page)
-            if first_leading != NO_PAGE:
-                leading = first_leading + block * width
-                if (page != leading and words[leading * ROW_WORDS + PLACE] >= ONE_HOLD) != is_waiting:
-                    break
-            if block != block_before:
-                if is_last != (block == last_block) or is_generated != (num_blocks < num_generated):
-                    break
-                if has_kinds and kind != request.kind_at(num_blocks):
-                    break
-                num_blocks += 1
-                block_before = block
-            notes[page] = entry
-            end += 1
-        pushing.num_blocks = num_blocks
-        pushing.block_before = block_before
-        self._circles.add(segment, pages, begin, end)
-        return end
+        if mates is not None and mates.waits(page):
+            page_class |= WAITING << PATH_SHIFT
+        return page_class
 
     def find_segment(self, segment_class: i64, priority: i64, first_block: i64) -> i64:
         """Where pages of that class go that are pushed now: to those before them, or into a segment of their own."""
@@ -170,15 +181,15 @@ class RunSplitter:
         if current != NO_SEGMENT and self._current_class == segment_class and self._may_join(current, priority):
             return current
         request = self._request
-        length = self.pushing.length if request.num_blocks == 0 else request.num_blocks
+        length = self._length if request.num_blocks == 0 else request.num_blocks
         depth = length - first_block
         traits = (
             segment_class
             | (level_of_count(request.num_generated_tokens) << GENERATED_SHIFT)
-            | (level_of_count(self.pushing.num_new) << NEW_SHIFT)
+            | (level_of_count(self._num_new) << NEW_SHIFT)
             | (level_of_count(length) << LENGTH_SHIFT)
             | (level_of_count(depth) << DEPTH_SHIFT)
-            | (self.pushing.path << PATH_SHIFT)
+            | (self._path << PATH_SHIFT)
         )
         return self._make_segment(segment_class, traits, priority)
 
@@ -211,4 +222,4 @@ class RunSplitter:
         if not self._table.has_pages_of(segment, self._number, priority):
             return False
         age = self._records.clock - (self._table.words[segment * SEGMENT_WORDS + STAMP] >> STAMP_SHIFT)
-        return age <= 1 + (self.capacity >> _JOIN_SHIFT) or self.pushing.serial != NO_REQUEST
+        return age <= 1 + (self.capacity >> _JOIN_SHIFT) or self._serial != NO_REQUEST

@@ -346,7 +346,7 @@ class SegmentRecords:
         num_left = _NUM_REFRESHED
         while num_left > 0:
             num_left -= 1
-            segment = table.next_queued()
+            segment = table.next_one(True)
             if segment != NO_SEGMENT:
                 self.renew_value(segment)
 
@@ -416,7 +416,7 @@ class SegmentRecords:
         self.table.free(segment)
 
     def _forget_one(self) -> bool:
-        segment = self.table.sweep()
+        segment = self.table.next_one(False)
         if segment == NO_SEGMENT:
             return False
         self.forget(segment)

@@ -51,9 +51,7 @@ _LINK: Final = (1 << 31) - 1
 _LINK_SHIFT: Final = 31
 STAMP_SHIFT: Final = 12
 MOST_PARTS: Final = 4095
-_MOST_SWEPT: Final = 16
-_MOST_PASSED: Final = 8
-_NUM_OLDEST: Final = 4
+_MOST_PASSED: Final = 16
 _MOST_LOOKS: Final = 64
 _MOST_COMPARED: Final = 32
 
@@ -64,8 +62,8 @@ class SegmentTable:
     """`words` may be replaced by `add`: take a fresh alias after it. ``num_segments`` are in use, ``num_ghosts`` of all."""
 
     __slots__ = (
-        "words", "marks", "num_segments", "num_ghosts", "_first_free", "_swept", "_refreshed", "_oldest_queued", "_looked", "_chosen",
-        "_stays", "_num_reserved",
+        "words", "marks", "num_segments", "num_ghosts", "_first_free", "_seen", "_oldest_queued", "_looked", "_chosen",
+        "_num_reserved",
     )  # fmt: skip
 
     words: vec[i64]
@@ -75,18 +73,14 @@ class SegmentTable:
     num_ghosts: i64
     _first_free: i64
     _num_reserved: i64
-    _swept: i64
-    """Where `sweep` goes on."""
-    _refreshed: i64
-    """Where `next_queued` goes on."""
+    _seen: Final[vec[i64]]
+    """The latest segment that `next_one` looked at: among those without pages, and among those with some."""
     _oldest_queued: Final[list[int]]
     """By queue: all older segments, but for some of equal age, have no pages in it; NO_SEGMENT where none has."""
     _looked: Final[list[int]]
     """By queue: where `least_of_oldest` goes on."""
     _chosen: Final[list[int]]
     """By queue: what that found."""
-    _stays: Final[list[bool]]
-    """By queue: whether that is to go on being found while it has pages."""
 
     def __init__(self) -> None:
         assert _TRAIT_BITS == TRAIT_BITS, "a segment's word of state has no room for its traits"
@@ -96,12 +90,10 @@ class SegmentTable:
         self.num_segments = 0
         self.num_ghosts = 0
         self._first_free = NO_SEGMENT
-        self._swept = NO_SEGMENT
-        self._refreshed = NO_SEGMENT
+        self._seen = vec[i64]([NO_SEGMENT, NO_SEGMENT])
         self._oldest_queued = []
         self._looked = []
         self._chosen = []
-        self._stays = []
         self._num_reserved = 0
 
     def reserve(self, num_segments: i64) -> None:
@@ -114,7 +106,6 @@ class SegmentTable:
         self._oldest_queued.append(NO_SEGMENT)
         self._looked.append(NO_SEGMENT)
         self._chosen.append(NO_SEGMENT)
-        self._stays.append(False)
 
     def is_used(self, segment: i64) -> bool:
         return segment * SEGMENT_WORDS < len(self.words) and self.words[segment * SEGMENT_WORDS + STATE] != FREE
@@ -180,10 +171,9 @@ class SegmentTable:
         for edge in range(1, NUM_BUCKETS + 1):
             if marks[edge] == segment:
                 marks[edge] = newer
-        if self._swept == segment:
-            self._swept = newer
-        if self._refreshed == segment:
-            self._refreshed = newer
+        for which in range(2):
+            if self._seen[which] == segment:
+                self._seen[which] = older
         for queue in range(len(self._oldest_queued)):
             if self._oldest_queued[queue] == segment:
                 self._oldest_queued[queue] = newer
@@ -210,48 +200,16 @@ class SegmentTable:
         """NO_SEGMENT behind the newest; of NO_SEGMENT the oldest."""
         return self.words[segment * SEGMENT_WORDS + ORDER] >> _LINK_SHIFT
 
-    def sweep(self) -> i64:
-        """A segment whose pages are all gone, the oldest first as far as a few looks tell, or NO_SEGMENT."""
+    def next_one(self, has_pages: bool) -> i64:
+        """The next segment that has pages, or that has none, by a few looks, all of them in turn; or NO_SEGMENT."""
         words = self.words
-        segment = self.newer(NO_SEGMENT)
-        num_left: i64 = _NUM_OLDEST
-        while num_left > 0 and segment != NO_SEGMENT:
-            if words[segment * SEGMENT_WORDS + COUNTS] & LOW == 0:
+        seen = self._seen
+        which: i64 = 1 if has_pages else 0
+        for _ in range(_MOST_PASSED):
+            segment = self.newer(seen[which])
+            seen[which] = segment
+            if segment != NO_SEGMENT and (words[segment * SEGMENT_WORDS + COUNTS] & LOW > 0) == has_pages:
                 return segment
-            segment = self.newer(segment)
-            num_left -= 1
-        segment = self._swept
-        num_left = _MOST_SWEPT
-        while num_left > 0:
-            num_left -= 1
-            if segment == NO_SEGMENT:
-                segment = self.newer(NO_SEGMENT)
-                if segment == NO_SEGMENT:
-                    break
-            if words[segment * SEGMENT_WORDS + COUNTS] & LOW == 0:
-                self._swept = segment
-                return segment
-            segment = self.newer(segment)
-        self._swept = segment
-        return NO_SEGMENT
-
-    def next_queued(self) -> i64:
-        """The next segment with pages, by a few looks, all of them in turn; or NO_SEGMENT."""
-        words = self.words
-        segment = self._refreshed
-        num_left: i64 = _MOST_PASSED
-        while num_left > 0:
-            num_left -= 1
-            if segment == NO_SEGMENT:
-                segment = self.newer(NO_SEGMENT)
-                if segment == NO_SEGMENT:
-                    break
-            following = self.newer(segment)
-            if words[segment * SEGMENT_WORDS + COUNTS] & LOW > 0:
-                self._refreshed = following
-                return segment
-            segment = following
-        self._refreshed = segment
         return NO_SEGMENT
 
     # -- the oldest of a queue ----------------------------------------------------------------------------------------
@@ -262,18 +220,9 @@ class SegmentTable:
         queue = queue_of_state(words[segment * SEGMENT_WORDS + STATE])
         stamp = words[segment * SEGMENT_WORDS + STAMP]
         oldest: i64 = self._oldest_queued[queue]
-        if oldest == NO_SEGMENT:
-            oldest = segment
-        elif words[oldest * SEGMENT_WORDS + STAMP] < stamp:
+        if oldest != NO_SEGMENT and words[oldest * SEGMENT_WORDS + STAMP] < stamp:
             return
-        # Of equal age: whichever stands first, as far as a few looks tell.
-        older = words[segment * SEGMENT_WORDS + ORDER] & _LINK
-        num_left: i64 = _MOST_LOOKS
-        while num_left > 0 and older != NO_SEGMENT and words[older * SEGMENT_WORDS + STAMP] == stamp:
-            segment = older
-            older = words[segment * SEGMENT_WORDS + ORDER] & _LINK
-            num_left -= 1
-        self._oldest_queued[queue] = segment
+        self._oldest_queued[queue] = int(segment)
 
     def oldest_queued(self, queue: i64) -> i64:
         """The oldest segment with pages there that do not wait, by a few looks, or NO_SEGMENT: then `pass_empty` has to go on first."""
@@ -291,14 +240,12 @@ class SegmentTable:
         """
         words = self.words
         chosen: i64 = self._chosen[queue]
-        if chosen != NO_SEGMENT and (words[chosen * SEGMENT_WORDS + STAMP] >= limit or not self._has_pages(chosen, queue)):
-            chosen = NO_SEGMENT
-        if chosen != NO_SEGMENT and self._stays[queue]:
+        if chosen != NO_SEGMENT and words[chosen * SEGMENT_WORDS + STAMP] < limit and self._has_pages(chosen, queue):
             return chosen
         oldest = self.oldest_queued(queue)
         if oldest == NO_SEGMENT or words[oldest * SEGMENT_WORDS + STAMP] >= limit:
             return oldest
-        best = chosen if chosen != NO_SEGMENT else oldest
+        best = oldest
         segment: i64 = self._looked[queue]
         num_left: i64 = _MOST_COMPARED
         while num_left > 0:
@@ -310,14 +257,13 @@ class SegmentTable:
             segment = self.newer(segment)
         self._looked[queue] = int(segment)
         self._chosen[queue] = int(best)
-        self._stays[queue] = True
         return best
 
     def pass_empty(self) -> None:
         """Begin to look for the oldest of each queue where the looks so far have ended, and choose anew."""
         for queue in range(len(self._oldest_queued)):
             self._oldest_queued[queue] = int(self._pass_empty(queue))
-            self._stays[queue] = False
+            self._chosen[queue] = NO_SEGMENT
 
     def _pass_empty(self, queue: i64) -> i64:
         segment: i64 = self._oldest_queued[queue]

@@ -61,16 +61,13 @@ class NaiveLearned(NaiveQueue):
         self.looked: NaiveSegment | None = None
         self.chosen: NaiveSegment | None = None
         """What `least_of_oldest` found."""
-        self.stays = False
-        """Nothing was pushed since."""
         self.set_capacity(capacity)
         self.current: tuple[NaiveSegment, int] | None = None
         self.latest: dict[int, NaiveSegment] = {}
         self.returned: tuple[NaiveSegment, int, int] | None = None
         """The segment whose pages are being used, their bucket and how many."""
-        self.refreshed: NaiveSegment | None = None
-        """The next one to get a new value; None: the oldest."""
-        self.swept: NaiveSegment | None = None
+        self.seen: dict[bool, NaiveSegment | None] = {True: None, False: None}
+        """The latest one that was looked at among those with pages, and those without; None: the oldest is next."""
 
     def queued(self) -> list[int]:
         return self.first_pages + [page for segment in self.segments for page in segment.pages]
@@ -102,7 +99,7 @@ class NaiveLearned(NaiveQueue):
         self.num_in_part += count
         self.shadow.is_behind = True
         self.oldest = self.pass_empty()
-        self.stays = False
+        self.chosen = None
 
     def pass_empty(self) -> NaiveSegment | None:
         segment = self.oldest
@@ -115,8 +112,7 @@ class NaiveLearned(NaiveQueue):
     def get_page(self, segment: NaiveSegment) -> None:
         """It is about to get its first page."""
         if self.oldest is None or segment.stamp <= self.oldest.stamp:
-            # Of equal age: the first in order.
-            self.oldest = next(one for one in self.segments if one.stamp == segment.stamp)
+            self.oldest = segment
 
     def segment_of(self, page: int) -> NaiveSegment | None:
         return next((segment for segment in self.segments if page in segment.pages), None)
@@ -127,15 +123,16 @@ class NaiveLearned(NaiveQueue):
 
     # -- the order of age ---------------------------------------------------------------------------------------------
 
-    def following(self, segment: NaiveSegment) -> NaiveSegment | None:
-        place = self.segments.index(segment) + 1
+    def following(self, segment: NaiveSegment | None) -> NaiveSegment | None:
+        """None behind the newest; of None the oldest."""
+        place = 0 if segment is None else self.segments.index(segment) + 1
         return self.segments[place] if place < len(self.segments) else None
 
     def free(self, segment: NaiveSegment) -> None:
-        if self.refreshed is segment:
-            self.refreshed = self.following(segment)
-        if self.swept is segment:
-            self.swept = self.following(segment)
+        for has_pages in (True, False):
+            if self.seen[has_pages] is segment:
+                place = self.segments.index(segment)
+                self.seen[has_pages] = self.segments[place - 1] if place > 0 else None
         if self.oldest is segment:
             self.oldest = self.following(segment)
         if self.looked is segment:
@@ -149,24 +146,10 @@ class NaiveLearned(NaiveQueue):
             self.free(segment)
 
     def forget_one(self) -> bool:
-        """The oldest without pages among the four oldest, else by sixteen looks from where the latest one ended."""
-        found = next((segment for segment in self.segments[:4] if not segment.pages), None)
-        if found is None:
-            segment = self.swept
-            for _ in range(16):
-                if segment is None:
-                    segment = self.segments[0] if self.segments else None
-                    if segment is None:
-                        break
-                if not segment.pages:
-                    found = segment
-                    break
-                segment = self.following(segment)
-            self.swept = segment
-        if found is None:
-            return False
-        self.free(found)
-        return True
+        found = self.next_one(False)
+        if found is not None:
+            self.free(found)
+        return found is not None
 
     def pass_buckets(self, segment: NaiveSegment) -> None:
         bucket = self.bucket_of(segment)
@@ -194,23 +177,16 @@ class NaiveLearned(NaiveQueue):
                 elif edge == NUM_BUCKETS:
                     self.free(segment)
         for _ in range(2):
-            segment_to_renew = self.next_queued()
+            segment_to_renew = self.next_one(True)
             if segment_to_renew is not None:
                 self.renew(segment_to_renew)
 
-    def next_queued(self) -> NaiveSegment | None:
-        segment = self.refreshed
-        for _ in range(8):
-            if segment is None:
-                segment = self.segments[0] if self.segments else None
-                if segment is None:
-                    break
-            following = self.following(segment)
-            if segment.pages:
-                self.refreshed = following
+    def next_one(self, has_pages: bool) -> NaiveSegment | None:
+        """By sixteen looks from where the latest ones ended."""
+        for _ in range(16):
+            segment = self.seen[has_pages] = self.following(self.seen[has_pages])
+            if segment is not None and bool(segment.pages) == has_pages:
                 return segment
-            segment = following
-        self.refreshed = segment
         return None
 
     # -- coming -------------------------------------------------------------------------------------------------------
@@ -473,19 +449,14 @@ class NaiveLearned(NaiveQueue):
     def least_of_oldest(self) -> NaiveSegment | None:
         """By 32 looks, of those that recency would not have; the oldest where there are none. Until pages are pushed the same one, while
         it has pages."""
-        best = self.chosen
-        if best is not None and (not best.pages or not self.is_surplus(best)):
-            best = None
-        if best is not None and self.stays:
-            return best
+        if self.chosen is not None and self.chosen.pages and self.is_surplus(self.chosen):
+            return self.chosen
         oldest = self.pass_empty()
         if oldest is None or not oldest.pages:
             return None
-        self.oldest = oldest
+        self.oldest = best = oldest
         if not self.is_surplus(oldest):
             return oldest
-        if best is None:
-            best = oldest
         segment = self.looked
         for _ in range(32):
             if segment is None or not self.is_surplus(segment):
@@ -495,5 +466,4 @@ class NaiveLearned(NaiveQueue):
             segment = self.following(segment)
         self.looked = segment
         self.chosen = best
-        self.stays = True
         return best

@@ -22,7 +22,7 @@ from kv_cache_manager_v2.storage.eviction.segment_table import (
 from kv_cache_manager_v2.storage.eviction.segment_traits import PATH_SHIFT, WAITING
 
 NUM_QUEUES = 2
-OLDEST_SWEPT, MOST_SWEPT, MOST_PASSED, MOST_LOOKS, MOST_COMPARED = 4, 16, 8, 64, 32
+MOST_PASSED, MOST_LOOKS, MOST_COMPARED = 16, 64, 32
 ORDER, PLACE, TOP, BOTTOM = 4, 5, 6, 7
 
 
@@ -40,11 +40,10 @@ class PlainTable:
         self.waits: dict[int, bool] = {}
         self.passed: dict[int, int] = {}
         self.marks = [NO_SEGMENT] * (NUM_BUCKETS + 1)
-        self.swept = self.refreshed = NO_SEGMENT
+        self.seen = {True: NO_SEGMENT, False: NO_SEGMENT}
         self.oldest = [NO_SEGMENT] * NUM_QUEUES
         self.looked = [NO_SEGMENT] * NUM_QUEUES
         self.chosen = [NO_SEGMENT] * NUM_QUEUES
-        self.stays = [False] * NUM_QUEUES
 
     def newer(self, segment: int) -> int:
         at = self.order.index(segment) + 1 if segment else 0
@@ -75,29 +74,17 @@ class PlainTable:
             return newer if pointer == segment else pointer
 
         self.marks = [moved(mark) for mark in self.marks]
-        self.swept, self.refreshed = moved(self.swept), moved(self.refreshed)
+        self.seen = {which: self.older(segment) if seen == segment else seen for which, seen in self.seen.items()}
         self.oldest = [moved(oldest) for oldest in self.oldest]
         self.looked = [moved(looked) for looked in self.looked]
         self.chosen = [NO_SEGMENT if chosen == segment else chosen for chosen in self.chosen]
         self.order.remove(segment)
         self.free.append(segment)
 
-    def sweep(self) -> int:
-        for segment in self.order[:OLDEST_SWEPT]:
-            if not self.num_pages[segment]:
-                return segment
-        for _ in range(MOST_SWEPT if self.order else 0):
-            self.swept = self.swept or self.order[0]
-            if not self.num_pages[self.swept]:
-                return self.swept
-            self.swept = self.newer(self.swept)
-        return NO_SEGMENT
-
-    def next_queued(self) -> int:
-        for _ in range(MOST_PASSED if self.order else 0):
-            segment = self.refreshed or self.order[0]
-            self.refreshed = self.newer(segment)
-            if self.num_pages[segment]:
+    def next_one(self, has_pages: bool) -> int:
+        for _ in range(MOST_PASSED):
+            segment = self.seen[has_pages] = self.newer(self.seen[has_pages])
+            if segment and bool(self.num_pages[segment]) == has_pages:
                 return segment
         return NO_SEGMENT
 
@@ -106,11 +93,6 @@ class PlainTable:
         oldest, stamp = self.oldest[queue] or segment, self.stamp[segment]
         if self.stamp[oldest] < stamp:
             return
-        for _ in range(MOST_LOOKS):
-            older = self.older(segment)
-            if not older or self.stamp[older] != stamp:
-                break
-            segment = older
         self.oldest[queue] = segment
 
     def is_droppable(self, segment: int, queue: int) -> bool:
@@ -133,14 +115,11 @@ class PlainTable:
 
     def least_of_oldest(self, queue: int, limit: int) -> int:
         chosen = self.chosen[queue]
-        if not chosen or self.stamp[chosen] >= limit or not self.is_droppable(chosen, queue):
-            chosen = NO_SEGMENT
-        if chosen and self.stays[queue]:
+        if chosen and self.stamp[chosen] < limit and self.is_droppable(chosen, queue):
             return chosen
-        oldest = self.oldest_queued(queue)
+        best = oldest = self.oldest_queued(queue)
         if not oldest or self.stamp[oldest] >= limit:
             return oldest
-        best = chosen or oldest
         segment = self.looked[queue]
         for _ in range(MOST_COMPARED):
             if not segment or self.stamp[segment] >= limit:
@@ -148,7 +127,7 @@ class PlainTable:
             if self.key[segment] < self.key[best] and self.is_droppable(segment, queue):
                 best = segment
             segment = self.newer(segment)
-        self.looked[queue], self.chosen[queue], self.stays[queue] = segment, best, True
+        self.looked[queue], self.chosen[queue] = segment, best
         return best
 
 
@@ -203,8 +182,8 @@ def test_against_lists(seed: int) -> None:
             elif choices.random() < share:
                 set_pages(segment, 2)
         elif kind < 0.4:
-            segment = int(table.sweep())
-            assert segment == plain.sweep()
+            segment = int(table.next_one(False))
+            assert segment == plain.next_one(False)
             if segment and choices.random() < 0.7:
                 table.words[segment * SEGMENT_WORDS + COUNTS] = 0
                 table.free(segment)
@@ -214,13 +193,13 @@ def test_against_lists(seed: int) -> None:
             table.free(segment)
             plain.remove(segment)
         elif kind < 0.6:
-            assert table.next_queued() == plain.next_queued()
+            assert table.next_one(True) == plain.next_one(True)
         elif kind < 0.7:
             assert table.oldest_queued(queue) == plain.oldest_queued(queue)
         elif kind < 0.75:
             table.pass_empty()
             plain.oldest = [plain.passed_empty(each) for each in range(NUM_QUEUES)]
-            plain.stays = [False] * NUM_QUEUES
+            plain.chosen = [NO_SEGMENT] * NUM_QUEUES
         elif plain.order:
             limit = choices.choice((plain.stamp[choices.choice(plain.order)], clock + 1))
             assert table.least_of_oldest(queue, limit) == plain.least_of_oldest(queue, limit), step
