@@ -9,6 +9,7 @@ from typing import Final, final
 from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
+from .page_links import link_run, unlink_run
 from .page_rows import LINKS, LOW_MASK, NOT_QUEUED, PLACE, ROW_WORDS, PageRows, priority_of_place
 from .victim_queue import NO_VICTIM, NUM_PRIORITIES, VictimQueue
 
@@ -49,7 +50,14 @@ class EvictionQueue(VictimQueue):
 
     def push_first(self, page: i64) -> None:
         """At the LRU end of its priority: the next victim."""
-        self.insert_behind(page, self._sentinel_of(page))
+        words = self._rows.words
+        sentinel = self._sentinel_of(page)
+        links = words[sentinel * ROW_WORDS + LINKS]
+        following = links & LOW_MASK
+        words[page * ROW_WORDS + LINKS] = following | (sentinel << 32)
+        words[sentinel * ROW_WORDS + LINKS] = page | ((links >> 32) << 32)
+        words[following * ROW_WORDS + LINKS] = (words[following * ROW_WORDS + LINKS] & LOW_MASK) | (page << 32)
+        self.num_pages += 1
 
     def _sentinel_of(self, page: i64) -> i64:
         """The sentinel of the priority of a page that is about to be queued."""
@@ -75,87 +83,29 @@ class EvictionQueue(VictimQueue):
         self.remove(page)
         self.push(page)
 
-    def insert_behind(self, page: i64, other: i64) -> None:
-        """Right behind another page of the same priority: the next victim after it."""
-        words = self._rows.words
-        links = words[other * ROW_WORDS + LINKS]
-        following = links & LOW_MASK
-        words[page * ROW_WORDS + LINKS] = following | (other << 32)
-        words[other * ROW_WORDS + LINKS] = page | ((links >> 32) << 32)
-        words[following * ROW_WORDS + LINKS] = (words[following * ROW_WORDS + LINKS] & LOW_MASK) | (page << 32)
-        self.num_pages += 1
-
     def set_capacity(self, num_slots: i64) -> None:
         pass
 
     def push_run(self, pages: vec[i64], count: i64) -> None:
-        self._push_run(pages, count, False)
-
-    def push_run_first(self, pages: vec[i64], count: i64) -> None:
-        self._push_run(pages, count, True)
-
-    def _push_run(self, pages: vec[i64], count: i64, goes_first: bool) -> None:
-        # Each link is written once, and the sentinel's once for each change of priority. At the LRU end all is mirrored.
+        # Those of one priority are linked together.
         words = self._rows.words
-        position: i64 = 0
-        while position < count:
-            page = pages[position]
-            priority = priority_of_place(words[page * ROW_WORDS + PLACE])
-            if priority < self._lowest:
-                self._lowest = priority
-            sentinel = self._first_sentinel + priority
-            links = words[sentinel * ROW_WORDS + LINKS]
-            before = links & LOW_MASK if goes_first else links >> 32
-            links = words[before * ROW_WORDS + LINKS]
-            words[before * ROW_WORDS + LINKS] = (links & LOW_MASK) | (page << 32) if goes_first else page | ((links >> 32) << 32)
-            position += 1
-            while position < count:
-                following = pages[position]
-                if priority_of_place(words[following * ROW_WORDS + PLACE]) != priority:
-                    break
-                words[page * ROW_WORDS + LINKS] = before | (following << 32) if goes_first else following | (before << 32)
-                before = page
-                page = following
-                position += 1
-            words[page * ROW_WORDS + LINKS] = before | (sentinel << 32) if goes_first else sentinel | (before << 32)
-            links = words[sentinel * ROW_WORDS + LINKS]
-            words[sentinel * ROW_WORDS + LINKS] = page | ((links >> 32) << 32) if goes_first else (links & LOW_MASK) | (page << 32)
+        begin: i64 = 0
+        while begin < count:
+            priority = priority_of_place(words[pages[begin] * ROW_WORDS + PLACE])
+            end = begin + 1
+            while end < count and priority_of_place(words[pages[end] * ROW_WORDS + PLACE]) == priority:
+                end += 1
+            sentinel = self._sentinel_of(pages[begin])
+            link_run(words, words[sentinel * ROW_WORDS + LINKS] >> 32, pages, begin, end)
+            begin = end
         self.num_pages += count
 
     def use_run(self, pages: vec[i64], count: i64) -> None:
-        self._remove_run(pages, count)
+        unlink_run(self._rows.words, pages, 0, count, NO_VICTIM)
+        self.num_pages -= count
 
     def evict_run(self, pages: vec[i64], count: i64) -> None:
-        self._remove_run(pages, count)
-
-    def _remove_run(self, pages: vec[i64], count: i64) -> None:
-        # Victims stand one behind the other. A path that was evicted leaf by leaf, and is used again from its start on, stands in the
-        # opposite order. Either way what is left is joined once.
-        words = self._rows.words
-        position: i64 = 0
-        while position < count:
-            page = pages[position]
-            links = words[page * ROW_WORDS + LINKS]
-            assert links != NOT_QUEUED, "a page left an eviction queue that it was not in"
-            words[page * ROW_WORDS + LINKS] = NOT_QUEUED
-            following = links & LOW_MASK
-            previous = links >> 32
-            position += 1
-            while position < count:
-                page = pages[position]
-                if page == following:
-                    following = words[page * ROW_WORDS + LINKS] & LOW_MASK
-                elif page == previous:
-                    previous = words[page * ROW_WORDS + LINKS] >> 32
-                else:
-                    break
-                words[page * ROW_WORDS + LINKS] = NOT_QUEUED
-                position += 1
-            at_previous = previous * ROW_WORDS + LINKS
-            words[at_previous] = following | ((words[at_previous] >> 32) << 32)
-            at_following = following * ROW_WORDS + LINKS
-            words[at_following] = (words[at_following] & LOW_MASK) | (previous << 32)
-        self.num_pages -= count
+        self.use_run(pages, count)
 
     def remove(self, page: i64) -> None:
         words = self._rows.words

@@ -31,7 +31,6 @@ AGE_MASK: Final = 15
 BRANCH_BIT: Final = 1 << 12
 FIRST_BIT: Final = 1 << 13
 """With IN_USE, though no sequence uses it: so is the note of a page among those that are evicted before all others."""
-CLASS_MASK: Final = (USES_MASK << USES_SHIFT) | (AGE_MASK << AGE_SHIFT)
 
 
 @final

@@ -8,7 +8,7 @@ young segment.
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i32, i64, mypyc_attr
 
 from ..page_rows import PLACE, ROW_WORDS, PageRows, priority_of_place
 from ..victim_queue import NUM_PRIORITIES
@@ -117,18 +117,21 @@ class RunSplitter:
                 self._last_block = self._rows.block_number(pages[0])
                 self._current = NO_SEGMENT
         self._length += count // self._records.pages_per_block
+        notes = self._notes.notes
+        num_new: i64 = 0
         for position in range(count):
-            note = self._notes.get(pages[position])
+            note = i64(notes[pages[position]])
             if note == UNKNOWN:
-                self._num_new += 1
+                num_new += 1
             elif self._path == NEW_PATH:
                 # The known page farthest from the root.
                 self._path = BRANCHED_PATH if note & BRANCH_BIT != 0 else EXTENDED_PATH
+        self._num_new += num_new
 
     def put_run(self, pages: vec[i64], count: i64) -> None:
         """Into segments: consecutive pages of one class and priority share one."""
         self._num_parts = 0
-        notes = self._notes
+        notes = self._notes.notes
         words = self._rows.words
         segment: i64 = NO_SEGMENT
         segment_class: i64 = _NO_CLASS
@@ -136,7 +139,7 @@ class RunSplitter:
         begin: i64 = 0
         for position in range(count):
             page = pages[position]
-            note = notes.get(page)
+            note = i64(notes[page])
             first_block = self._num_blocks
             page_class = self._class_of(page, note)
             page_priority = priority_of_place(words[page * ROW_WORDS + PLACE])
@@ -150,7 +153,7 @@ class RunSplitter:
             uses = uses_of_note(note)
             if uses == 0:
                 uses = 1
-            notes.set(page, in_segment(segment, uses))
+            notes[page] = i32(in_segment(segment, uses))
         if begin < count:
             self._circles.add(segment, pages, begin, count)
 

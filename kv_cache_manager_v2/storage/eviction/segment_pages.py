@@ -8,7 +8,8 @@ from typing import Final, final
 from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
-from ..page_rows import LINKS, LOW_MASK, NOT_QUEUED, ROW_WORDS, PageRows
+from ..page_links import link_run, unlink_run
+from ..page_rows import LINKS, LOW_MASK, ROW_WORDS, PageRows
 from .segment_heap import SegmentHeap
 from .segment_table import COUNTS, HIGH_SHIFT, LOW, PLACE, SEGMENT_WORDS, SegmentTable
 
@@ -30,64 +31,32 @@ class SegmentPages:
     def add(self, segment: i64, pages: vec[i64], begin: i64, end: i64) -> None:
         """``pages[begin:end]`` at the end of the segment, the last to go."""
         words = self._rows.words
-        first = pages[begin]
-        last = first
-        before: i64 = 0
-        for position in range(begin + 1, end):
-            page = pages[position]
-            words[last * ROW_WORDS + LINKS] = page | (before << 32)
-            before = last
-            last = page
-        words[last * ROW_WORDS + LINKS] = before << 32
         segments = self._table.words
         at = segment * SEGMENT_WORDS
-        if segments[at + COUNTS] & LOW == 0:
-            segments[at + PLACE] = (segments[at + PLACE] >> HIGH_SHIFT << HIGH_SHIFT) | first
-            self._join(last, first)
-            segments[at + COUNTS] += end - begin
+        is_first = segments[at + COUNTS] & LOW == 0
+        segments[at + COUNTS] += end - begin
+        if is_first:
+            head = pages[begin]
+            words[head * ROW_WORDS + LINKS] = head | (head << 32)
+            self._set_head(at, head)
+            begin += 1
+        if begin < end:
+            link_run(words, words[(segments[at + PLACE] & LOW) * ROW_WORDS + LINKS] >> 32, pages, begin, end)
+        if is_first:
             self._heap.push(segment)
             self._table.note_queued(segment)
-            return
-        head = segments[at + PLACE] & LOW
-        tail = words[head * ROW_WORDS + LINKS] >> 32
-        self._join(tail, first)
-        self._join(last, head)
-        segments[at + COUNTS] += end - begin
 
     def remove_run(self, segment: i64, pages: vec[i64], begin: i64, end: i64) -> None:
-        """`remove` each of ``pages[begin:end]``. Neighbours that go together leave one gap, which is joined once."""
         segments = self._table.words
         at = segment * SEGMENT_WORDS
-        words = self._rows.words
         segments[at + COUNTS] -= end - begin
-        is_empty = segments[at + COUNTS] & LOW == 0
-        head = segments[at + PLACE] & LOW
-        position = begin
-        while position < end:
-            page = pages[position]
-            previous = words[page * ROW_WORDS + LINKS] >> 32
-            following = page
-            # The gap grows at either end.
-            while True:
-                if page == following:
-                    following = words[page * ROW_WORDS + LINKS] & LOW_MASK
-                elif page == previous:
-                    previous = words[page * ROW_WORDS + LINKS] >> 32
-                else:
-                    break
-                if page == head:
-                    head = following
-                words[page * ROW_WORDS + LINKS] = NOT_QUEUED
-                position += 1
-                if position == end:
-                    break
-                page = pages[position]
-            if not is_empty:
-                self._join(previous, following)
-        if is_empty:
+        self._set_head(at, unlink_run(self._rows.words, pages, begin, end, segments[at + PLACE] & LOW))
+        if segments[at + COUNTS] & LOW == 0:
             self._heap.remove(segment)
-            return
-        segments[at + PLACE] = (segments[at + PLACE] >> HIGH_SHIFT << HIGH_SHIFT) | head
+
+    def _set_head(self, at: i64, page: i64) -> None:
+        segments = self._table.words
+        segments[at + PLACE] = (segments[at + PLACE] >> HIGH_SHIFT << HIGH_SHIFT) | page
 
     def collect(self, segment: i64) -> list[int]:
         """All pages of a segment that has some, the next to go first."""
@@ -99,14 +68,3 @@ class SegmentPages:
             pages.append(int(page))
             page = words[page * ROW_WORDS + LINKS] & LOW_MASK
         return pages
-
-    def _join(self, previous: i64, following: i64) -> None:
-        """The one behind the other; a page behind itself is alone in its circle."""
-        words = self._rows.words
-        if previous == following:
-            words[previous * ROW_WORDS + LINKS] = previous | (previous << 32)
-            return
-        at_previous = previous * ROW_WORDS + LINKS
-        words[at_previous] = following | ((words[at_previous] >> 32) << 32)
-        at_following = following * ROW_WORDS + LINKS
-        words[at_following] = (words[at_following] & LOW_MASK) | (previous << 32)

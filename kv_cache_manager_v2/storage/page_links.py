@@ -1,0 +1,58 @@
+"""Runs of pages that come into a circular doubly linked list, or leave it: lists are threaded through the LINKS words of page rows.
+
+A list has a sentinel row (`EvictionQueue`), or is a circle of pages alone (`SegmentPages`).
+"""
+
+from librt.vecs import vec
+from mypy_extensions import i64
+
+from .page_rows import LINKS, LOW_MASK, NOT_QUEUED, ROW_WORDS
+
+
+def link_run(words: vec[i64], before: i64, pages: vec[i64], begin: i64, end: i64) -> None:
+    """``pages[begin:end]``, one or more, behind a row of the list, in their order. ``words``: of the page rows."""
+    links = words[before * ROW_WORDS + LINKS]
+    following = links & LOW_MASK
+    words[before * ROW_WORDS + LINKS] = (links >> 32 << 32) | pages[begin]
+    previous = before
+    for position in range(begin, end):
+        page = pages[position]
+        behind = following
+        if position + 1 < end:
+            behind = pages[position + 1]
+        words[page * ROW_WORDS + LINKS] = behind | (previous << 32)
+        previous = page
+    words[following * ROW_WORDS + LINKS] = (words[following * ROW_WORDS + LINKS] & LOW_MASK) | (previous << 32)
+
+
+def unlink_run(words: vec[i64], pages: vec[i64], begin: i64, end: i64, head: i64) -> i64:
+    """``pages[begin:end]`` leave their list; ``head``, or the first page behind it that stays.
+
+    Victims stand one behind the other. A path that was evicted leaf by leaf, and is used again from its start on, stands in the opposite
+    order. Either way what is left is joined once.
+    """
+    position = begin
+    while position < end:
+        following = pages[position]
+        previous = words[following * ROW_WORDS + LINKS] >> 32
+        while position < end:
+            page = pages[position]
+            links = words[page * ROW_WORDS + LINKS]
+            if page == following:
+                following = links & LOW_MASK
+            elif page == previous:
+                previous = links >> 32
+            else:
+                break
+            assert links != NOT_QUEUED, "a page left an eviction queue that it was not in"
+            if page == head:
+                head = following
+            words[page * ROW_WORDS + LINKS] = NOT_QUEUED
+            position += 1
+        links = words[previous * ROW_WORDS + LINKS]
+        if links != NOT_QUEUED:
+            # Not the last pages of a circle.
+            words[previous * ROW_WORDS + LINKS] = (links >> 32 << 32) | following
+            links = words[following * ROW_WORDS + LINKS]
+            words[following * ROW_WORDS + LINKS] = (links & LOW_MASK) | (previous << 32)
+    return head
