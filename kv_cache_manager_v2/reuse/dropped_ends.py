@@ -6,12 +6,12 @@ with one key have their notes in common, so a match there may end some tokens la
 
 from typing import Final, final
 
+from librt.strings import read_i32_le
 from mypy_extensions import i64, mypyc_attr
 
 from .block import Block
 from .block_tokens import key_of
-from .content_key import block_key
-from .prefix_hash import hash_block
+from .content_key import block_key, mix_key
 from .token_packing import TOKEN_BYTES, has_digest
 
 _MOST_NOTES: Final = 10_000
@@ -36,22 +36,26 @@ class DroppedEnds:
         assert parent is not None, "a plan dropped a block that is in no tree"
         if has_digest(key):
             return  # a digest's number is another digest's once no block has it
-        above = block_key(parent, self._block_bytes)
-        end: i64 = TOKEN_BYTES
-        while end <= num_tokens * TOKEN_BYTES and end <= len(key):
-            self._notes[hash_block(above, key[:end])] = None
-            end += TOKEN_BYTES
+        note = block_key(parent, self._block_bytes)
+        position: i64 = 0
+        while position < num_tokens * TOKEN_BYTES and position < len(key):
+            note = mix_key(note, i64(read_i32_le(key, position)))
+            self._notes[int(note)] = None
+            position += TOKEN_BYTES
         while len(self._notes) > _MOST_NOTES:
             del self._notes[next(iter(self._notes))]
 
     def count_tokens(self, parent: Block, rest: bytes) -> i64:
         """How many first tokens of ``rest`` such a block below ``parent`` began with."""
-        end: i64 = 0
+        position: i64 = 0
         if len(self._notes) > 0:
-            above = block_key(parent, self._block_bytes)
-            while end < len(rest) and hash_block(above, rest[: end + TOKEN_BYTES]) in self._notes:
-                end += TOKEN_BYTES
-        return end // TOKEN_BYTES
+            note = block_key(parent, self._block_bytes)
+            while position < len(rest):
+                note = mix_key(note, i64(read_i32_le(rest, position)))
+                if int(note) not in self._notes:
+                    break
+                position += TOKEN_BYTES
+        return position // TOKEN_BYTES
 
     def clear(self) -> None:
         self._notes.clear()
