@@ -236,6 +236,7 @@ def _config_fields(world: World, **changes: Any) -> dict[str, Any]:
         "write_policy": "back",
         "max_sequence_length": 4096,
         "allow_seq_rebasing": False,
+        "max_slot_padding": 0.5,
     }
     return fields | changes
 
@@ -556,6 +557,7 @@ CALLS: dict[str, Callable[[World], Example]] = {
         plan_capacity(w.config).max_batch_size,
         {"capacity": 8, "history_length": 4, "system_prompt_length": 0},
     ),
+    "CapacityPlan.max_mixes": lambda w: (plan_capacity(w.config).max_mixes, {"batch": BatchDesc([KVCacheDesc(8, 7), KVCacheDesc(4, 3)])}),
     "compute_scratch_range": lambda w: (
         compute_scratch_range,
         {

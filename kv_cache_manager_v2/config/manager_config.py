@@ -20,6 +20,7 @@ from .config_value import (
     given,
     take_float,
     take_int,
+    take_optional_float,
     take_optional_int,
     take_share,
     to_tuple,
@@ -27,6 +28,7 @@ from .config_value import (
     validate_instance,
     validate_optional_instance,
 )
+from .equal_slots import EqualSlots, divide_layers
 from .eviction_policy import EvictionPolicy
 from .layer_config import AttentionLayerConfig, LayerConfig, SsmLayerConfig
 from .rebalance_config import RebalanceConfig
@@ -74,6 +76,9 @@ class KVCacheManagerConfig(ConfigValue):
       and `stop_committing` publishes the partial last block, which the next `resize` copies. False: indices of an ACTIVE sequence stay in
       `commit`, `stop_committing` and `resize` (docs/edges.md). It keeps its own pages as long as another active sequence uses the
       published ones; partial last blocks are published by `close`.
+    - ``max_slot_padding``: divide attention layers into groups of equal slots, which share one pool group, so that pages take whatever slot
+      is free; at most this share of the bytes is unused. None: layers that read the same blocks are one group, and groups with
+      slots of other bytes have pool groups of their own.
     - ``rebalance``: when `KVCacheManager.need_adjustment` is true.
     - ``reserve_null_slot``: keep one slot of each pool group unused, outside the quota, for kernels that read a page even where
       there is none.
@@ -103,6 +108,7 @@ class KVCacheManagerConfig(ConfigValue):
     write_policy: str = "back"
     max_sequence_length: int | None = None
     allow_seq_rebasing: bool = True
+    max_slot_padding: float | None = None
 
     def __post_init__(self) -> None:
         take_int(self, "tokens_per_block", "tokens_per_block", 1, MAX_TOKENS_PER_BLOCK)
@@ -129,6 +135,8 @@ class KVCacheManagerConfig(ConfigValue):
         validate_bool(self, "enable_stats", "enable_stats")
         validate_bool(self, "allow_seq_rebasing", "allow_seq_rebasing")
         take_float(self, "block_times_sampling", "block_times_sampling", 0, 1)
+        take_optional_float(self, "max_slot_padding", "max_slot_padding", 0, 0.5)
+        self.divide_into_equal_slots()
         if self.takes_no_copies:
             self._validate_external()
 
@@ -159,6 +167,10 @@ class KVCacheManagerConfig(ConfigValue):
         ):
             if is_refused:
                 raise ValueError(f"cache_tiers[0] is an ExternalCacheTierConfig, and {found}; {way_out}")
+
+    def divide_into_equal_slots(self) -> EqualSlots | None:
+        """The parts of the attention layers, as `max_slot_padding` has them; None without it."""
+        return None if self.max_slot_padding is None else divide_layers(self.layers, self.tokens_per_block, self.max_slot_padding)
 
     @property
     def takes_no_copies(self) -> bool:

@@ -10,7 +10,7 @@ from mypy_extensions import mypyc_attr
 
 from ..base.ids import LayerId, LifeCycleId
 from ..base.value import Value
-from ..config.layer_config import AttentionLayerConfig, LayerConfig
+from ..config.layer_config import AttentionLayerConfig, LayerConfig, SsmLayerConfig
 from ..config.manager_config import KVCacheManagerConfig
 from .life_cycle import AttnLifeCycle, LifeCycle, SsmLifeCycle
 
@@ -20,7 +20,7 @@ from .life_cycle import AttnLifeCycle, LifeCycle, SsmLifeCycle
 class LifeCycleRegistry(Value):
     """``registry[life_cycle_id]`` is a life cycle; iteration is in the order of the ids. Never changes."""
 
-    __slots__ = ("_config", "_life_cycles", "_layer_ids", "_layer_grouping", "_attention_ids", "_state_id", "_state_layers")
+    __slots__ = ("_config", "_life_cycles", "_layer_ids", "_layer_grouping", "_attention_ids", "_state_id", "_state_layers", "slot_bytes")
 
     _config: Final[KVCacheManagerConfig]
     _life_cycles: Final[list[LifeCycle]]
@@ -29,6 +29,8 @@ class LifeCycleRegistry(Value):
     _attention_ids: Final[dict[LayerId, LifeCycleId]]
     _state_id: Final[LifeCycleId | None]
     _state_layers: Final[set[LayerId]]
+    slot_bytes: Final[tuple[int, ...] | None]
+    """By pool the bytes that slots of all attention groups are filled up to; None: each group has slots of its own bytes."""
 
     def __init__(self, config: KVCacheManagerConfig) -> None:
         life_cycles: list[LifeCycle] = []
@@ -37,8 +39,12 @@ class LifeCycleRegistry(Value):
         layer_ids: dict[LayerId, None] = {}  # in order, each once
         attention_ids: dict[LayerId, LifeCycleId] = {}
         state_layers: set[LayerId] = set()
+        division = config.divide_into_equal_slots()
         for layer in config.layers:
-            life_cycle = compute_life_cycle(layer, config.tokens_per_block)
+            life_cycle = SsmLifeCycle() if isinstance(layer, SsmLayerConfig) else AttnLifeCycle.make(
+                layer.sliding_window_size, layer.num_sink_tokens, config.tokens_per_block,
+                layer.part if division is None else division.part_of[layer.layer_id],
+            )  # fmt: skip
             life_cycle_id = ids.get(life_cycle)
             if life_cycle_id is None:
                 life_cycle_id = LifeCycleId(len(life_cycles))
@@ -58,6 +64,7 @@ class LifeCycleRegistry(Value):
         self._attention_ids = attention_ids
         self._state_id = ids.get(SsmLifeCycle())
         self._state_layers = state_layers
+        self.slot_bytes = None if division is None else division.slot_bytes
 
     def _arguments(self) -> tuple[object, ...]:
         return (self._config,)
@@ -121,10 +128,3 @@ class LifeCycleRegistry(Value):
         if isinstance(layer, AttentionLayerConfig):
             return self.get_layer_group_id(layer.layer_id)
         return self.life_cycle_ids_of(layer.layer_id)[-1]
-
-
-def compute_life_cycle(layer: LayerConfig, tokens_per_block: int) -> LifeCycle:
-    """The life cycle of a configured layer."""
-    if isinstance(layer, AttentionLayerConfig):
-        return AttnLifeCycle.make(layer.sliding_window_size, layer.num_sink_tokens, tokens_per_block, layer.part)
-    return SsmLifeCycle()

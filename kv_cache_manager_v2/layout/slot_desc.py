@@ -16,6 +16,8 @@ class CoalescedBuffer(Value):
 
     single_buffer_size: int
     buffer_ids: tuple[BufferId, ...]
+    num_unused: int = 0
+    """Places for buffers behind them that no layer uses, so that groups have slots of equal bytes."""
 
     @property
     def num_buffers(self) -> int:
@@ -24,8 +26,8 @@ class CoalescedBuffer(Value):
 
     @property
     def size(self) -> int:
-        """Bytes of all buffers."""
-        return self.single_buffer_size * len(self.buffer_ids)
+        """Bytes of all buffers, and of unused places."""
+        return self.single_buffer_size * (len(self.buffer_ids) + self.num_unused)
 
 
 @dataclass(frozen=True)

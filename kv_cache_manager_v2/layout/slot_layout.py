@@ -8,6 +8,7 @@ From layers to slots:
 1. The buffers of a layer group are grouped by expanded size; each size is one coalesced buffer, in layer order. As a
    layer appears once in its group, its buffers of one size lie side by side.
 2. Coalesced buffers are sorted by total size, largest first, then by expanded size. Their sizes are the slot's.
+   With `max_slot_padding`, slots of attention are filled up to equal bytes, behind the buffers (`config.equal_slots`).
 3. Layer groups whose slots have the same list of sizes share a pool group, numbered in order of first appearance.
 
                   pool 0                                pool 1
@@ -37,12 +38,20 @@ def compute_slot_variants(config: KVCacheManagerConfig, registry: LifeCycleRegis
         for buffer in layer.buffers:
             expanded_size = buffer.size * buffer.expansion(config.tokens_per_block)
             sizes.setdefault(expanded_size, []).append(BufferId(layer.layer_id, buffer.role))
-    return [_compute_variant(LifeCycleId(index), sizes) for index, sizes in enumerate(by_size)]
+    return [
+        _compute_variant(LifeCycleId(index), sizes, registry.slot_bytes if registry[LifeCycleId(index)].has_page_per_block else None)
+        for index, sizes in enumerate(by_size)
+    ]
 
 
-def _compute_variant(life_cycle_id: LifeCycleId, sizes: dict[int, list[BufferId]]) -> SlotDescVariant:
+def _compute_variant(
+    life_cycle_id: LifeCycleId, sizes: dict[int, list[BufferId]], slot_bytes: tuple[int, ...] | None
+) -> SlotDescVariant:
     order = sorted([(size * len(buffer_ids), size) for size, buffer_ids in sizes.items()], reverse=True)
-    coalesced = [CoalescedBuffer(size, tuple(sizes[size])) for _, size in order]
+    coalesced = [
+        CoalescedBuffer(size, tuple(sizes[size]), 0 if slot_bytes is None else (slot_bytes[pool] - total) // size)
+        for pool, (total, size) in enumerate(order)
+    ]
     return SlotDescVariant(life_cycle_id, tuple(coalesced))
 
 
@@ -177,7 +186,7 @@ def _place_buffers(
                 PoolIndex(pool_index),
                 coalesced.single_buffer_size,
                 expansions[buffer_id],
-                coalesced.num_buffers,
+                coalesced.num_buffers + coalesced.num_unused,
                 ordinal,
                 num_of_layer[buffer_id.layer_id],
             )

@@ -89,6 +89,20 @@ class CapacityPlan(Value):
             max(0, -self.levels[0].pool_groups[self.limiting_pool_group].spare_slots) if self.batch is not None else 0
         )
 
+    @property
+    def slot_padding(self) -> float:
+        """The share of a slot's bytes that is unused in the layer groups that fill it least; 0 without `max_slot_padding`."""
+        division = self.config.divide_into_equal_slots()
+        return 0.0 if division is None else division.padding
+
+    def max_mixes(self, batch: Given[BatchDesc]) -> int | None:
+        """How many times the sequences of ``batch`` run together, none of them shared; None if any number does."""
+        if not isinstance(batch, BatchDesc):
+            raise TypeError(f"batch must be a BatchDesc, not {type(batch).__name__}")
+        needed = slots_of_batch(_layout_of(self.config), self.config, BatchDesc(batch.kv_caches))
+        counts = [group.num_slots // count for group, count in zip(self.levels[0].pool_groups, needed) if count > 0]
+        return min(counts) if len(counts) > 0 else None
+
     def max_batch_size(
         self, capacity: SupportsIndex, history_length: SupportsIndex | None = None, system_prompt_length: SupportsIndex = 0
     ) -> int | None:

@@ -19,6 +19,10 @@ MODEL_HELP: Final = (
     f"YAML (default: {DEFAULT_MODEL})"
 )
 
+EQUAL_SLOTS_HELP: Final = (
+    "attention layers in groups of equal slots, at most a tenth unused, which share one pool group (default: as a configuration says; else "
+    "layers with a window and those without have pool groups of their own)"
+)
 
 DEFAULT_TOKENS_PER_BLOCK: Final = 32
 

@@ -23,6 +23,7 @@ from .. import (
     SwaScratchReuseConfig,
     default_device,
 )
+from ..config.equal_slots import SMALL_PADDING
 from ..device.cuda_device import CudaDevice
 from .decoding import Decoding
 from .serving_limits import ServingLimits
@@ -75,6 +76,8 @@ class ReplayPlan:
     """What the report must say of the requests: what was made up, assumed, left out."""
     pool_ratio: tuple[float, ...] | None = None
     """Shares of the bytes of each tier, by pool group; None: the manager's default."""
+    equal_slots: bool = False
+    """Attention layers are divided into groups of equal slots, which share one pool group (`SMALL_PADDING`)."""
     adjusts: bool = True
     """Whether the quota is divided between the pool groups anew when the manager asks for it."""
     eviction_policy: EvictionPolicy = EvictionPolicy.LEARNED
@@ -133,6 +136,7 @@ class ReplayPlan:
                 swa_scratch_reuse=base.swa_scratch_reuse if base.swa_scratch_reuse is not None else scratch,
                 write_policy=self.write_policy,
                 state_checkpoints=max(base.state_checkpoints, num_checkpoints),
+                max_slot_padding=SMALL_PADDING if self.equal_slots else base.max_slot_padding,
                 max_sequence_length=longest if base.max_sequence_length is None else base.max_sequence_length,
             )
         return KVCacheManagerConfig(
@@ -142,6 +146,7 @@ class ReplayPlan:
             constraints=constraints,
             initial_pool_ratio=self.pool_ratio,
             max_sequence_length=longest,
+            max_slot_padding=SMALL_PADDING if self.equal_slots else None,
             swa_scratch_reuse=scratch,
             write_policy=self.write_policy,
             snapshot_policy=SnapshotPolicy(at_close=True, placement=self.snapshot_placement or "fixed"),
@@ -160,6 +165,8 @@ class ReplayPlan:
         capacity = num_blocks * self.tokens_per_block
         slack = 64 * device.granularity_bytes(CacheTier.GPU_MEM)
         num_bytes = capacity * self.model.bytes_per_token(self.shrink) + slack
+        if self.equal_slots:
+            num_bytes += num_bytes // 9  # a tenth of which may be unused
         batch = [KVCacheDesc(capacity=capacity, history_length=0)]
         bytes_per_state = self.model.bytes_per_state(self.shrink)
         if bytes_per_state > 0:

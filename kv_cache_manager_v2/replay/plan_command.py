@@ -21,10 +21,13 @@ from .. import (
     SwaScratchReuseConfig,
     plan_capacity,
 )
+from ..config.equal_slots import SMALL_PADDING
 from ..models.config_file import YAML_ENDINGS, config_text
 from .bad_input import BadInputError
 from .exit_codes import EXIT_OK
-from .model_option import DEFAULT_TOKENS_PER_BLOCK, MODEL_HELP, add_model_options, config_of, find_model, tokens_per_block_of
+from .model_option import (
+    DEFAULT_TOKENS_PER_BLOCK, EQUAL_SLOTS_HELP, MODEL_HELP, add_model_options, config_of, find_model, tokens_per_block_of,
+)  # fmt: skip
 from .option_values import require_apart, require_file, require_writable, to_count, to_positive, to_size, to_tokens
 from .report_rows import format_bytes
 from .result_file import write_result
@@ -45,6 +48,7 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--host-memory", type=to_size, metavar="BYTES", help="of a host tier (default: none)")
     parser.add_argument("--tokens-per-block", type=to_positive, metavar="T", help=f"default: {DEFAULT_TOKENS_PER_BLOCK}")
+    parser.add_argument("--equal-slots", action="store_true", help=EQUAL_SLOTS_HELP)
     parser.add_argument("--scratch", action="store_true", help="windowed layers share scratch slots while they prefill")
     parser.add_argument(
         "--length", type=to_tokens, default=8192, metavar="N",
@@ -103,7 +107,8 @@ def run_plan_command(options: argparse.Namespace, parser: argparse.ArgumentParse
             raise BadInputError(f"--save {options.save}: {missing}") from None
         write_result(options.save, saved)
     most = plan.max_batch_size(length, history, prompt)
-    figures = _to_json(options, model, plan, most)
+    ways = _compare_ways(plan, BatchDesc([KVCacheDesc(size, size - 1) for size in (length, *[_short(length)] * 8)]))
+    figures = _to_json(options, model, plan, most, ways)
     if options.json == "-":
         sys.stdout.write(figures)
     else:
@@ -112,6 +117,7 @@ def run_plan_command(options: argparse.Namespace, parser: argparse.ArgumentParse
         sys.stdout.write(_describe_growth(model) + "\n")
         sys.stdout.write(plan.table())
         sys.stdout.write(_largest_batch(most, length, history, prompt))
+        sys.stdout.write(_describe_ways(ways, length))
         if options.json is not None:
             write_result(options.json, figures)
     return _EXIT_DOES_NOT_FIT if plan.batch_fits is False else EXIT_OK
@@ -130,13 +136,51 @@ def _config(options: argparse.Namespace, model: ServedModel) -> KVCacheManagerCo
     layers = model.layer_configs(tokens_per_block)
     scratch = SwaScratchReuseConfig() if options.scratch else None
     if given is None:
-        return KVCacheManagerConfig(tokens_per_block, tiers, layers, typical_step=step, swa_scratch_reuse=scratch)
+        padding = SMALL_PADDING if options.equal_slots else None
+        return KVCacheManagerConfig(
+            tokens_per_block, tiers, layers, typical_step=step, swa_scratch_reuse=scratch, max_slot_padding=padding
+        )
     return replace(
         given,
         cache_tiers=tiers,
         typical_step=given.typical_step if options.typical_length is None else step,
         swa_scratch_reuse=given.swa_scratch_reuse if scratch is None else scratch,
+        max_slot_padding=SMALL_PADDING if options.equal_slots else given.max_slot_padding,
     )
+
+
+def _compare_ways(plan: CapacityPlan, mix: BatchDesc) -> list[dict[str, Any]]:
+    """The plan, and with the other setting of `max_slot_padding` where that makes other pool groups; else nothing."""
+    padding = SMALL_PADDING if plan.config.max_slot_padding is None else None
+    try:
+        other = plan_capacity(replace(plan.config, max_slot_padding=padding, initial_pool_ratio=None))
+    except ValueError:
+        return []
+    groups_of = [way.levels[0].pool_groups for way in (plan, other)]
+    if len(groups_of[0]) == len(groups_of[1]):
+        return []
+    return [
+        {
+            "way": "own pools" if way.config.max_slot_padding is None else "equal slots", "slot_padding": way.slot_padding,
+            "layer_groups": sum([len(group.layer_groups) for group in groups]), "slots": [group.num_slots for group in groups],
+            "slot_bytes": [group.slot_bytes for group in groups], "longest_sequence": way.longest_sequence, "mixes": way.max_mixes(mix),
+        }
+        for way, groups in zip((plan, other), groups_of)
+    ]  # fmt: skip
+
+
+def _describe_ways(ways: list[dict[str, Any]], length: int) -> str:
+    text = f"equal slots (--equal-slots) or own pools; a mix is a sequence of {length:,} tokens and eight of {_short(length):,}:\n"
+    for way in ways:
+        slots = " + ".join([f"{count:,} slots of {size:,} bytes" for count, size in zip(way["slots"], way["slot_bytes"])])
+        longest = "any" if way["longest_sequence"] is None else f"{way['longest_sequence']:,} tokens"
+        text += f"  {way['way']}: {way['layer_groups']} layer groups, {slots}, {way['slot_padding']:.1%} unused; "
+        text += f"longest sequence {longest}; {way['mixes']:,} mixes\n"
+    return text if len(ways) > 0 else ""
+
+
+def _short(length: int) -> int:
+    return max(1, length // 8)
 
 
 def _describe_growth(model: ServedModel) -> str:
@@ -153,7 +197,7 @@ def _bytes(number: int) -> str:
     return f"{number:,} bytes" + (f" ({format_bytes(number)})" if number >= 1024 else "")
 
 
-def _to_json(options: argparse.Namespace, model: ServedModel, plan: CapacityPlan, most: int | None) -> str:
+def _to_json(options: argparse.Namespace, model: ServedModel, plan: CapacityPlan, most: int | None, ways: list[dict[str, Any]]) -> str:
     levels: list[dict[str, Any]] = []
     for level in plan.levels:
         groups = [
@@ -171,6 +215,7 @@ def _to_json(options: argparse.Namespace, model: ServedModel, plan: CapacityPlan
         "longest_prompt": plan.longest_prompt, "length": options.length, "batch": options.batch, "batch_fits": plan.batch_fits,
         "batch_quota_bytes": plan.batch_quota, "missing_slots": plan.missing_slots, "limiting_pool_group": plan.limiting_pool_group,
         "largest_batch": most,
+        "ways": ways,
     }  # fmt: skip
     return json.dumps(figures, indent=1) + "\n"
 

@@ -15,7 +15,7 @@ from .generators import DEFAULT_NUM_REQUESTS, WORKLOAD_NAMES, make_workload
 from .html_report import make_html
 from .kill_drill import run_kill_drill
 from .log_option import add_log_options, given_log_option, make_log_options
-from .model_option import DEFAULT_TOKENS_PER_BLOCK, add_model_options, config_of, find_model, tokens_per_block_of
+from .model_option import DEFAULT_TOKENS_PER_BLOCK, EQUAL_SLOTS_HELP, add_model_options, config_of, find_model, tokens_per_block_of
 from .option_values import (
     require_file,
     require_apart,
@@ -98,6 +98,7 @@ def _add_machine_options(parser: argparse.ArgumentParser) -> None:
         "--pool-ratio", type=to_ratio, metavar="LIST",
         help="how each tier's bytes are shared between the pool groups, one number each: 0.4,0.6 (default: the manager's own guess)",
     )  # fmt: skip
+    machine.add_argument("--equal-slots", action="store_true", help=EQUAL_SLOTS_HELP)
     machine.add_argument(
         "--no-adjust", action="store_true",
         help="the pool groups keep their shares, also where the manager asks to share the memory anew",
@@ -352,6 +353,7 @@ def _plan(options: argparse.Namespace, model: ServedModel, workload: Workload, s
         arrivals=options.arrivals,
         step_time=options.step_time,
         pool_ratio=options.pool_ratio if base is None or options.pool_ratio is not None else _ratio_of(base),
+        equal_slots=options.equal_slots,
         adjusts=not options.no_adjust,
         snapshot_placement=options.snapshots,
     )

@@ -2,8 +2,8 @@
 
 While a step computes tokens ``H .. C-1``, a group's scratch blocks are the input blocks ``[ceil(H/T), ceil(C/T))`` that
 are stale at history ``C - max_rewind_len``. One slot has, in each pool, as many sub-pages as the group has buffers of
-that size; a layer with ``u`` of them fits ``scale // u`` blocks into a slot. The layer that fits the fewest decides. Where the engine owns
-the memory, scratch blocks have no slots.
+that size, or as many as the layers that would fill it have; a layer with ``u`` of them fits ``scale // u`` blocks into a slot. The layer
+that fits the fewest decides. Where the engine owns the memory, scratch blocks have no slots.
 """
 
 from collections.abc import Sequence
@@ -27,17 +27,22 @@ class ScratchRule:
     _blocks_per_slot: Final[int]
     _is_external: Final[bool]  # the memory is the engine's
 
-    def __init__(self, rule: GroupRule, layers: Sequence[Any], tokens_per_block: int, max_rewind_len: int, is_external: bool) -> None:
+    def __init__(
+        self, rule: GroupRule, layers: Sequence[Any], tokens_per_block: int, max_rewind_len: int, is_external: bool,
+        slot_bytes: int | None = None,
+    ) -> None:  # fmt: skip
+        """``slot_bytes``: what the slot is filled up to; None: as many as the layers have."""
         self._rule = rule
         self._tokens_per_block = tokens_per_block
         self._max_rewind_len = max_rewind_len
         self._is_external = is_external
         counts = [_count_sizes(layer, tokens_per_block) for layer in layers]
         fits: list[int] = []
+        used_bytes = sum([size * num_buffers for count in counts for size, num_buffers in count.items()])
         for count in counts:
             for size, num_buffers in count.items():
                 scale = sum([other.get(size, 0) for other in counts])
-                fits.append(scale // num_buffers)
+                fits.append(scale * (slot_bytes or used_bytes) // used_bytes // num_buffers)
         self._blocks_per_slot = min(fits)
 
     def compute_range(self, history: int, capacity: int) -> tuple[int, int]:

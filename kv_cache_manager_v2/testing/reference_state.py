@@ -20,8 +20,12 @@ from .reference_tree import GroupRule, Page, ReferenceMatch, ReferenceTree, Scop
 def group_layers(config: KVCacheManagerConfig) -> list[list[Any]]:
     """The configured layers by layer group: equal windows, sinks and parts, or recurrent, in order of first appearance."""
     groups: dict[object, list[Any]] = {}
+    division = config.divide_into_equal_slots()
     for layer in config.layers:
-        groups.setdefault(_key_of(layer, config.tokens_per_block), []).append(layer)
+        key = _key_of(layer, config.tokens_per_block)
+        if key is not None and division is not None:
+            key = (key[0], key[1], division.part_of[layer.layer_id])
+        groups.setdefault(key, []).append(layer)
     return list(groups.values())
 
 

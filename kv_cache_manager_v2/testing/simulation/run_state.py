@@ -6,6 +6,7 @@ from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
+from ...config.layer_config import AttentionLayerConfig
 from ...config.manager_config import KVCacheManagerConfig
 from ...device.port import Device
 from ...events.event_manager import KVCacheEventManager
@@ -140,6 +141,7 @@ def _find_pool_groups(
     """For each layer group the pool group, given the slot sizes of the pool groups: equal lists of sizes share one."""
     pool_group_of: list[int] = []
     known = [tuple(sizes) for sizes in slot_sizes]
+    division = config.divide_into_equal_slots()
     for group, members in zip(layer_grouping, group_layers(config)):
         count_of_size: dict[int, int] = {}
         for layer in members:
@@ -148,6 +150,8 @@ def _find_pool_groups(
                 size: int = buffer.size * kernel_blocks
                 count_of_size[size] = count_of_size.get(size, 0) + 1
         sizes = tuple(sorted([size * count for size, count in count_of_size.items()], reverse=True))
+        if division is not None and isinstance(members[0], AttentionLayerConfig):
+            sizes = division.slot_bytes
         if known.count(sizes) != 1:
             raise ModelDisagreement(f"layer group {list(group)} needs slots of {sizes}; the pool groups have {known}")
         pool_group_of.append(known.index(sizes))

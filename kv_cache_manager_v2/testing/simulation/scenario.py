@@ -49,6 +49,7 @@ from .state_scenario import add_state
 
 _SHARE_OF_FILLED: Final = 0.06
 _SHARE_OF_PARTED: Final = 0.25
+_SHARE_OF_EQUAL_SLOTS: Final = 0.6
 """The share of scenarios in which layers that need the same blocks are in several groups."""
 _SHARE_OF_STAYING: Final = 0.3
 """The share of scenarios in which indices stay."""
@@ -161,6 +162,7 @@ class Scenario:
                 config = fragment(config)
         elif bends is not BRIMFUL and not self.grows_trees:
             config = make_external(config, seed)
+        config = _divide_into_equal_slots(config, seed)
         self.config = config
         self.num_streams = random.choice((1, 2, 3, 5, 8))
         max_sequences = random.choice((2, 4, 8, 12))
@@ -242,6 +244,17 @@ def _draw_parts(config: KVCacheManagerConfig, seed: int) -> KVCacheManagerConfig
         replace(layer, part=random.randrange(num_parts)) if isinstance(layer, AttentionLayerConfig) else layer for layer in config.layers
     ]
     return replace(config, layers=layers)
+
+
+def _divide_into_equal_slots(config: KVCacheManagerConfig, seed: int) -> KVCacheManagerConfig:
+    """Some worlds, where memory is the manager's own and the layers can be divided."""
+    random = Random(167 * seed + 61)
+    if config.takes_no_copies or config.initial_pool_ratio is not None or random.random() >= _SHARE_OF_EQUAL_SLOTS:
+        return config
+    try:
+        return replace(config, max_slot_padding=random.choice((0.0, 0.25, 0.5)))
+    except ValueError:
+        return config
 
 
 def _draw_lower_tiers(random: Random, bytes_per_block: int) -> list[HostCacheTierConfig | DiskCacheTierConfig]:

@@ -1,5 +1,8 @@
 """Random models: layers of every kind, equal and unequal buffers, windows, sinks, kernels with smaller blocks."""
 
+from dataclasses import replace
+from typing import Any
+
 from hypothesis import strategies as st
 
 from kv_cache_manager_v2.base.ids import LayerId
@@ -38,12 +41,30 @@ def configs(draw: st.DrawFn, kinds: str = "aaas") -> KVCacheManagerConfig:
     num_layers = draw(st.integers(1, 6))
     layers = [draw(layer_configs(layer_id, tokens_per_block, kinds)) for layer_id in range(num_layers)]
     rewind = draw(st.sampled_from([None, 0, 3]))
-    return KVCacheManagerConfig(
-        tokens_per_block,
-        [GpuCacheTierConfig(1)],
-        layers,
-        swa_scratch_reuse=None if rewind is None else SwaScratchReuseConfig(rewind),
-    )
+    padding = draw(st.sampled_from([None, 0.0, 0.25, 0.5]))
+    if padding is not None:
+        layers = _with_bytes_of_the_first(layers, draw(st.sampled_from([1, 1, 2])))
+    values: dict[str, Any] = {"swa_scratch_reuse": None if rewind is None else SwaScratchReuseConfig(rewind)}
+    try:
+        return KVCacheManagerConfig(tokens_per_block, [GpuCacheTierConfig(1)], layers, max_slot_padding=padding, **values)
+    except ValueError:
+        return KVCacheManagerConfig(tokens_per_block, [GpuCacheTierConfig(1)], layers, **values)
+
+
+def _with_bytes_of_the_first(layers: list[LayerConfig], factor: int) -> list[LayerConfig]:
+    """Attention layers with the buffers of the first one, times ``factor`` where they have a window: equal slots may be had of them."""
+    attention = [layer for layer in layers if isinstance(layer, AttentionLayerConfig)]
+    if len(attention) == 0:
+        return layers
+    first = attention[0].buffers
+    larger = [replace(buffer, size=buffer.size * factor) for buffer in first]
+    changed: list[LayerConfig] = []
+    for layer in layers:
+        if isinstance(layer, AttentionLayerConfig):
+            changed.append(replace(layer, buffers=first if layer.window_size is None else larger, part=0))
+        else:
+            changed.append(layer)
+    return changed
 
 
 @st.composite

@@ -25,7 +25,31 @@ def test_buffers_tile_the_slots_of_their_group(config: KVCacheManagerConfig) -> 
         assert placement.pool_group_index == layout.pool_group_indices[placement.life_cycle_id]
     for life_cycle_id in range(layout.num_life_cycles):
         slot_bytes = layout.slot_bytes(layout.pool_group_indices[life_cycle_id])
-        assert [ends[life_cycle_id, pool_index] for pool_index in range(len(slot_bytes))] == list(slot_bytes)
+        filled = [ends[life_cycle_id, pool_index] for pool_index in range(len(slot_bytes))]
+        if config.max_slot_padding is None or not layout.life_cycles[life_cycle_id].has_page_per_block:
+            assert filled == list(slot_bytes)
+        else:
+            assert all(0 < size <= slot for size, slot in zip(filled, slot_bytes, strict=True))
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(configs())
+def test_equal_slots_are_one_pool_group_and_mostly_used(config: KVCacheManagerConfig) -> None:
+    """Layers that read the same blocks leave no more unused, all parts together, than was asked for."""
+    layout = layout_of(config)
+    attention = [index for index, life_cycle in enumerate(layout.life_cycles) if life_cycle.has_page_per_block]
+    if config.max_slot_padding is None or not attention:
+        return
+    (pool_group,) = {layout.pool_group_indices[index] for index in attention}
+    used: dict[tuple[object, ...], int] = defaultdict(int)
+    taken: dict[tuple[object, ...], int] = defaultdict(int)
+    for index in attention:
+        life_cycle = layout.life_cycles[index]
+        rule = (life_cycle.window_size, life_cycle.num_sink_blocks)
+        taken[rule] += layout.slot_bytes_total(pool_group)
+        for placement in map(layout.buffer_placement, layout.buffer_ids):
+            used[rule] += placement.num_bytes if placement.life_cycle_id == index else 0
+    assert all(used[rule] >= (1 - config.max_slot_padding) * taken[rule] for rule in taken)
 
 
 @settings(max_examples=80, deadline=None, derandomize=True)

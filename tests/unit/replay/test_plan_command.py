@@ -37,3 +37,19 @@ def test_scratch_slots_fit_longer_prompts(capsys: pytest.CaptureFixture[str]) ->
         line = next(line for line in output.splitlines() if line.startswith("longest prompt"))
         lengths.append(int(line.split()[-2].replace(",", "")))
     assert lengths[1] > 2 * lengths[0]
+
+
+def test_equal_slots_and_own_pools_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    """40 GiB are 20,480 slots of 8 layers, 2 MiB each. A decoding sequence of 8,192 tokens has 256 blocks in the full layers and 32 in each
+    of the five windowed groups, 416 slots; one of 1,024 has 32 blocks in all six, 192: so a mix takes 416 + 8 * 192 = 1,952, 10 times."""
+    for extra, first in (([], "own pools: 2"), (["--equal-slots"], "equal slots: 6")):
+        assert main(["plan", "gemma-3-12b", "--gpu-memory", "40GiB", *extra]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        compared = [line.strip() for line in lines if " layer groups, " in line]
+        assert compared[0].startswith(first) and len(compared) == 2
+        (equal,) = [line for line in compared if line.startswith("equal slots")]
+        assert "6 layer groups, 20,480 slots of 2,097,152 bytes, 0.0% unused" in equal and equal.endswith("; 10 mixes")
+        is_alone = any("0,1,2,3,4,5  20,480" in line for line in lines)
+        assert is_alone == (extra != [])
+    assert main(["plan", "llama-3-8b", "--gpu-memory", "40GiB"]) == 0
+    assert "equal slots" not in capsys.readouterr().out

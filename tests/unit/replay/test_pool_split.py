@@ -94,6 +94,9 @@ def test_the_report_says_how_the_memory_was_shared(capsys: pytest.CaptureFixture
     small = ["replay", "--limit", "4", "--quiet"]
     assert main([*small, "--pool-ratio", "0.4,0.6"]) == 0
     assert "split 0.4:0.6, adjusted 0 times while serving" in capsys.readouterr().out
+    assert main([*small, "--equal-slots"]) == 0
+    assert "one, which has all the memory" in capsys.readouterr().out
+    assert main([*small, "--equal-slots", "--verify", "--scratch", "--tiers", "gpu=1MiB,host=256KiB", "--preempt", "0.3"]) == 0
     assert main([*small, "--no-adjust"]) == 0
     assert "the manager's default split, kept" in capsys.readouterr().out
     assert main([*small, "--model", "llama-3-8b"]) == 0
