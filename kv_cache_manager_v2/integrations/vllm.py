@@ -11,8 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 # First: it says so when vLLM is missing, or of another version.
-from .vllm_version import require_version
+from .vllm_version import require_equal_calls, require_version
 
+import vllm
+from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
@@ -20,6 +22,7 @@ from .vllm_groups import require_supported
 from .vllm_manager import PagedKVCacheManager
 
 __all__ = ["ManagedScheduler", "require_version"]
+require_equal_calls(vllm.__version__, KVCacheManager, PagedKVCacheManager)
 
 
 class ManagedScheduler(Scheduler):

@@ -143,13 +143,13 @@ class PagedKVCacheManager(KVCacheManager):
     def new_step_starts(self) -> None:
         self._commit_planned()
 
-    def get_computed_blocks(self, request: Any) -> tuple[KVCacheBlocks, int, int]:
-        """How many tokens need no computing. Nothing is held: `allocate_slots` follows before anything else happens."""
+    def get_computed_blocks(self, request: Any, max_cache_hit_length: int | None = None) -> tuple[KVCacheBlocks, int, int]:
+        """How many tokens, at most so many, need no computing. Nothing is held: `allocate_slots` follows before anything else happens."""
         if not self.prefix_cache_lookup_enabled(request) or not is_text(request):
             return self.empty_kv_cache_blocks, 0, 0
         scope = scope_of(request)
         # The last token is always computed.
-        tokens = request.all_token_ids[: request.num_tokens - 1]
+        tokens = request.all_token_ids[: request.num_tokens - 1 if max_cache_hit_length is None else max_cache_hit_length]
         num_found = self._manager.probe_reuse(scope, tokens, include_planned=True)
         if self._drops_last_block and num_found > 0:
             num_found = self._manager.probe_reuse(scope, tokens[: num_found - self._tokens_per_block], include_planned=True)

@@ -17,6 +17,7 @@ from kv_cache_manager_v2 import LogicError  # noqa: E402
 from kv_cache_manager_v2.integrations.vllm import ManagedScheduler  # noqa: E402
 from kv_cache_manager_v2.integrations.vllm_groups import KINDS, find_window, require_supported  # noqa: E402
 from kv_cache_manager_v2.integrations.vllm_manager import PagedKVCacheManager  # noqa: E402
+from kv_cache_manager_v2.integrations.vllm_version import find_differences, require_equal_calls  # noqa: E402
 from vllm.sampling_params import SamplingParams  # noqa: E402
 from vllm.v1 import kv_cache_interface  # noqa: E402
 from vllm.v1.core import kv_cache_utils  # noqa: E402
@@ -26,11 +27,6 @@ from vllm.v1.kv_cache_interface import KVCacheSpec  # noqa: E402
 from vllm.v1.request import Request, RequestStatus  # noqa: E402
 
 BLOCK = 16
-INHERITED = {
-    "create_kv_cache_blocks", "get_block_ids", "get_block_ids_for_computed_tokens", "get_computed_blocks_for_connector",
-    "get_num_common_prefix_blocks", "make_prefix_cache_stats", "prefix_cache_lookup_enabled", "record_prefix_cache_stats",
-}  # fmt: skip
-"""Methods of vLLM's manager that work as they are on what ours answers."""
 
 
 class Calls:
@@ -74,18 +70,24 @@ TEXT = list(range(100))
 
 def test_every_method_of_vllms_manager_is_answered_with_its_own_arguments() -> None:
     """Names each method and parameter that another version of vLLM has added, taken away or renamed."""
-    differences = []
-    for name, method in inspect.getmembers(KVCacheManager):
-        if name.startswith("_") or name in INHERITED:
-            continue
-        ours = PagedKVCacheManager.__dict__.get(name)
-        if ours is None:
-            differences.append(f"{name} is vLLM's own, and asks a coordinator that we do not have")
-        elif callable(method):
-            theirs = [*inspect.signature(method).parameters]
-            if [*inspect.signature(ours).parameters] != theirs:
-                differences.append(f"{name}: vLLM gives {theirs}, we take {[*inspect.signature(ours).parameters]}")
-    assert not differences
+    assert not find_differences(KVCacheManager, PagedKVCacheManager)
+
+
+class NewerManager(KVCacheManager):
+    def free(self, request: Request, keeps_tail: bool = False) -> None: ...
+
+    def take_tail(self) -> None: ...
+
+
+def test_a_newer_vllm_is_taken_with_a_warning_if_it_makes_the_same_calls() -> None:
+    with pytest.warns(UserWarning, match=r"vllm is 0\.33\.0, tried is 0\.32\.x"):
+        require_equal_calls("0.33.0", KVCacheManager, PagedKVCacheManager)
+    message = r"vllm is 0\.33\.0.*free: vLLM gives \['self', 'request', 'keeps_tail'\], we take .*take_tail is vLLM's own"
+    with pytest.raises(ImportError, match=message):
+        require_equal_calls("0.33.0", NewerManager, PagedKVCacheManager)
+    for version in ("0.31.0", "dev"):
+        with pytest.raises(ImportError, match=rf"vllm is {version}; .* supports 0\.32\.x"):
+            require_equal_calls(version, KVCacheManager, PagedKVCacheManager)
 
 
 def test_every_part_of_a_block_hash_is_part_of_our_keys() -> None:
