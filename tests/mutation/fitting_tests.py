@@ -28,13 +28,11 @@ _PROMISES = {
 _PROPERTIES = {
     "pools": "tests/property/test_durable_crashes.py",
     "reuse": (
-        "tests/property/test_useless_windowed_pages_go.py tests/property/test_events_rebuild_the_tree.py "
-        "tests/property/test_snapshots_against_brute_force.py"
+        "tests/property/test_useless_windowed_pages_go.py tests/property/test_events_rebuild_the_tree.py"
     ),
     "sequence": (
         "tests/property/test_finish_orders_exist.py tests/property/test_questions_foretell_resizes.py "
-        "tests/property/test_copies_are_made_first.py tests/property/test_beams_make_room_for_their_steps.py "
-        "tests/property/test_snapshots_against_brute_force.py"
+        "tests/property/test_copies_are_made_first.py tests/property/test_beams_make_room_for_their_steps.py"
     ),
     "storage": "tests/property/test_useless_windowed_pages_go.py",
 }
