@@ -42,7 +42,7 @@ LAYERS: dict[str, list[Any]] = {
     ],
     "two sizes": [
         AttentionLayerConfig(LayerId(0), [BufferConfig("key", SLOT)]),
-        AttentionLayerConfig(LayerId(1), [BufferConfig("key", 4 * SLOT)], 9),
+        AttentionLayerConfig(LayerId(1), [BufferConfig("key", 2 * SLOT)], 9),
     ],
     "states": [AttentionLayerConfig(LayerId(0), [BufferConfig("key", SLOT)]), SsmLayerConfig(LayerId(1), [BufferConfig("ssm", 2 * SLOT)])],
 }
@@ -67,6 +67,7 @@ FIELDS: dict[str, list[Any]] = {
     "write_policy": ["back", "through"],
     "max_sequence_length": [None, 100],
     "allow_seq_rebasing": [True, False],
+    "max_slot_padding": [None, 0.5],
 }
 DRAWN_APART = {"tokens_per_block", "cache_tiers", "layers", "initial_pool_ratio"}
 
