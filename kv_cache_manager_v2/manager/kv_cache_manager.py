@@ -569,7 +569,9 @@ class KVCacheManager(Handle):
         shared = self._shared
         found = self._matches.find(request.scope, packed, True)
         state = SequenceState(shared, request, self._device.default_stream())
-        priorities = None if request.priority_callback is None else residency.ask_matched_priorities(state, found.match)
+        if request.priority_callback is not None:
+            request.priorities = residency.ask_matched_priorities(state, found.match)
+            shared.uses_priorities = True
         if request.is_counted:
             self._levels.sample_demand()
         residency.hold_match(state, found.match, self._matches.planned)
@@ -586,9 +588,6 @@ class KVCacheManager(Handle):
         if usage is not None:
             usage.open_account(state, request.prompt_length, request.is_counted)
             usage.record_match(state, text, found.match, self._matches.num_untrimmed)
-        if priorities is not None:
-            shared.uses_priorities = True
-            residency.raise_matched_priorities(state, priorities)
         return state
 
     @property

@@ -39,9 +39,10 @@ def _window_begin(state: SequenceState, life_cycle: i64) -> i64:
 def hold_pages(state: SequenceState, first_pages: vec[i64]) -> None:
     """Hold what the sequence, which has just got its blocks, is going to need."""
     storage = state.shared.storage
+    is_use = state.request.is_admitted
     for life_cycle in range(state.shared.num_life_cycles):
-        hold_run(storage, first_pages, life_cycle, 0, _sinks_end(state, life_cycle))
-        hold_run(storage, first_pages, life_cycle, _window_begin(state, life_cycle), state.num_blocks)
+        hold_run(storage, first_pages, life_cycle, 0, _sinks_end(state, life_cycle), is_use)
+        hold_run(storage, first_pages, life_cycle, _window_begin(state, life_cycle), state.num_blocks, is_use)
 
 
 def lock_pages(state: SequenceState, first_pages: vec[i64], life_cycle: i64) -> None:

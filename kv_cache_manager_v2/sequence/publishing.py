@@ -164,12 +164,12 @@ def _rebase(state: SequenceState, owners: list[SequenceState], block: Block, pub
         if storage.rows.has_page(ours):
             pool_group = storage.pool_group_of[life_cycle]
             decision = _decide(state, ours, theirs)
-            if decision != MOVE and shared.uses_priorities:
+            if decision != MOVE and shared.uses_priorities and state.request.is_admitted:
                 storage.raise_priority(theirs, pool_group, storage.rows.priority(ours))
             if decision == MOVE:
                 move_page(storage, ours, theirs)
             elif decision == REPLACE:
-                replace_page(storage, ours, theirs, pool_group)
+                replace_page(storage, ours, theirs, pool_group, state.request.is_admitted)
             if decision <= REPLACE:
                 shared.claims.leases.record_moved(ours, theirs, life_cycle)
             else:
@@ -209,7 +209,7 @@ def _take_over(owner: SequenceState, life_cycle: i64, ordinal: i64, ours: i64, t
     shared = owner.shared
     storage = shared.storage
     pool_group = storage.pool_group_of[life_cycle]
-    storage.hold(theirs, pool_group)
+    storage.hold(theirs, pool_group, owner.request.is_admitted)
     if owner.timeline != NO_TIMELINE:
         owner.tables[life_cycle].set(ordinal, int(storage.lock(theirs, pool_group, owner.timeline)))
         if storage.closed.has_disks and not was_shared:

@@ -17,13 +17,14 @@ with zeros, what recurrent layers begin with.
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from ..storage.page_queues import put_back
-from ..base.ids import GPU_LEVEL, PRIORITY_DEFAULT
+from ..base.ids import GPU_LEVEL, PRIORITY_DEFAULT, PRIORITY_MIN
 from ..reuse.block import Block
 from ..reuse.state_match import StateMatch
 from ..reuse.token_packing import TOKEN_BYTES
 from ..stats.page_counters import PageCounters
 from ..storage.page_bytes import clear_page, copy_page
+from ..storage.page_queues import put_back
+from .admission import note_copied
 from .learned_placement import AMID_PATH, END_OF_NEW, PromptPlace
 from .page_arrivals import lock_page
 from .sequence_state import NO_TIMELINE, SequenceState
@@ -44,7 +45,8 @@ def begin_with(state: SequenceState, found: StateMatch, packed: bytes, prompt_le
     storage = shared.storage
     snapshot = found.snapshot
     if snapshot is not None:
-        storage.hold(snapshot.first_page + shared.state_life_cycle, storage.pool_group_of[shared.state_life_cycle])
+        page = snapshot.first_page + shared.state_life_cycle
+        storage.hold(page, storage.pool_group_of[shared.state_life_cycle], state.request.is_admitted)
     state.recurrent.matched_snapshot = snapshot
     state.recurrent.state_tokens = found.state_tokens
     state.recurrent.attention_tokens = found.attention_tokens
@@ -100,6 +102,7 @@ def release_snapshot(state: SequenceState) -> None:
             state.shared.tree.prune(snapshot)
         else:
             storage.release(page, storage.pool_group_of[state.shared.state_life_cycle])
+            note_copied(state, snapshot, state.shared.state_life_cycle, PRIORITY_MIN)
         state.recurrent.matched_snapshot = None
 
 

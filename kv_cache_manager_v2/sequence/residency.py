@@ -22,6 +22,7 @@ from ..stats.usage_counters import find_page_counters
 from ..storage.decision_digest import MATCH
 from ..storage.onboarding import OnboardList
 from ..storage.refusal import Refusal
+from .admission import raise_matched_priorities
 from .beams import list_beams
 from .block_runs import release_published, hold_pages, list_first_pages, lock_pages
 from .disk_arrivals import record_doubtful_pages, settle_before_resume
@@ -95,36 +96,21 @@ def hold_match(state: SequenceState, match: Match, planned: list[PlannedBlock]) 
     hold_pages(state, list_first_pages(state.blocks, 0, state.num_blocks))
     if len(planned) > 0:
         read_planned(state, planned)
-    if shared.uses_priorities and state.request.priority_callback is None:
-        raise_matched_priorities(state, None)
+    if shared.uses_priorities and state.request.is_admitted:
+        raise_matched_priorities(state)
     state.record_next_window_move()
 
 
-def raise_matched_priorities(state: SequenceState, priorities: list[int] | None) -> None:
-    """A reused page takes the higher priority; ``priorities`` as `ask_matched_priorities` gave them, None: the default."""
-    storage = state.shared.storage
-    position: i64 = 0
-    for life_cycle in range(state.shared.num_life_cycles):
-        for ordinal in range(state.num_blocks):
-            if state.holds_page(life_cycle, ordinal):
-                page = state.blocks[ordinal].first_page + life_cycle
-                priority: i64 = PRIORITY_DEFAULT if priorities is None else priorities[position]
-                if state.blocks[ordinal].parent is not None:
-                    # A planned one keeps its writer's.
-                    storage.raise_priority(page, storage.pool_group_of[life_cycle], priority)
-                position += 1
-
-
-def ask_matched_priorities(state: SequenceState, match: Match) -> list[int]:
-    """The user's priorities for the pages that the match will hold; asked before anything changes."""
+def ask_matched_priorities(state: SequenceState, match: Match) -> dict[int, int]:
+    """The user's priorities for the pages that the match will hold, by page; asked before anything changes."""
     shared = state.shared
-    priorities: list[int] = []
+    priorities: dict[int, int] = {}
     for life_cycle in range(shared.num_life_cycles):
         window_begin = shared.windows.compute_begin(life_cycle, match.num_tokens)
         ordinal: i64
         for ordinal in range(len(match.blocks)):
             if shared.windows.count_new_pages(life_cycle, ordinal, ordinal + 1, window_begin) == 1:
-                priorities.append(int(state.ask_priority(ordinal, life_cycle)))
+                priorities[int(match.blocks[ordinal].first_page + life_cycle)] = int(state.ask_priority(ordinal, life_cycle))
     return priorities
 
 
@@ -459,7 +445,8 @@ def close(state: SequenceState) -> None:
 def _release_blocks(state: SequenceState, mark: i64) -> None:
     """All blocks and their pages, the last one first; the learned policies are told that these were one request's."""
     shared = state.shared
-    _describe_request(state)
+    if state.request.is_admitted:
+        _describe_request(state)
     goes_by_runs = state.timeline != NO_TIMELINE and state.scratch.num_blocks == 0 and not state.tail.is_retired
     first: i64 = 0
     if goes_by_runs:

@@ -11,6 +11,7 @@ from ..base.ids import BAD_PAGE_INDEX, PRIORITY_DEFAULT
 from ..events.removal_cause import CAPACITY
 from ..stats.page_counters import PageCounters
 from ..stats.usage_counters import find_page_counters
+from .admission import admit, use_found
 from .beams import list_beams
 from .block_runs import list_first_pages, make_pages
 from .forked_blocks import NO_ORDINALS, cut_forked, release_block, settle_forked
@@ -22,23 +23,23 @@ from .resize_plan import ResizePlan, TurnPlan, plan_resize, subtract_slots, will
 from .sequence_state import SequenceState
 from .small_step import stays_within_blocks, try_next_block
 from .staged_copies import StagedCopies
-from .usage_recorder import record_growth, record_request
+from .usage_recorder import record_growth
 from .window_move import move_windows
 
 
 def try_resize(state: SequenceState, capacity: i64, history: i64) -> bool:
     """False, and nothing changed, if there is no room. The sequence is active; ``history <= capacity``."""
     old_num_blocks = state.num_blocks
-    if not state.has_beams and stays_within_blocks(state, capacity, history):
+    is_simple = state.request.is_admitted and not state.has_beams
+    if is_simple and stays_within_blocks(state, capacity, history):
         _set_numbers(state, capacity, history)
         state.record_next_slow_capacity()
-    elif not _resize_blocks(state, capacity, history):
+    elif not (is_simple and try_next_block(state, capacity, history)) and not _resize_blocks(state, capacity, history):
         return False
-    counters = state.counters
-    if counters is not None:
-        if not counters.is_request:
-            record_request(state, counters)
-        record_growth(state, counters, old_num_blocks)
+    if not state.request.is_admitted:
+        admit(state)
+    if state.counters is not None:
+        record_growth(state, state.counters, old_num_blocks)
     return True
 
 
@@ -50,12 +51,12 @@ def _set_numbers(state: SequenceState, capacity: i64, history: i64) -> None:
 
 
 def _resize_blocks(state: SequenceState, capacity: i64, history: i64) -> bool:
-    if not state.has_beams and try_next_block(state, capacity, history):
-        return True
     plan = plan_resize(list_beams(state), capacity, history)
     if plan is None:
         return False
     ask_priorities(plan)
+    if not state.request.is_admitted:
+        use_found(state)
     _apply(plan)
     return True
 

@@ -106,12 +106,39 @@ UNPINNED: Final = Block(0)
 
 @final
 @mypyc_attr(native_class=True)
+class CopiedPage:
+    """Page of a published block that a sequence has copied before it was admitted; ``priority``: what it takes then, if it has less."""
+
+    __slots__ = ("block", "tokens", "life_cycle", "priority")
+
+    block: Final[Block]
+    tokens: Final[bytes]
+    """The block is still that one while these are its own."""
+    life_cycle: Final[i64]
+    priority: Final[i64]
+
+    def __init__(self, block: Block, tokens: bytes, life_cycle: i64, priority: i64) -> None:
+        self.block = block
+        self.tokens = tokens
+        self.life_cycle = life_cycle
+        self.priority = priority
+
+    @property
+    def page(self) -> i64:
+        return self.block.first_page + self.life_cycle
+
+    def is_there(self) -> bool:
+        return self.block.parent is not None and self.block.tokens is self.tokens
+
+
+@final
+@mypyc_attr(native_class=True)
 class Request:
     """Request of one sequence: all that its caller has said."""
 
     __slots__ = (
         "serial", "id", "scope", "priority_callback", "prompt_length", "kinds", "continues", "is_counted", "given", "given_end",
-        "retention",
+        "retention", "is_admitted", "priorities", "copied",
     )  # fmt: skip
 
     serial: Final[int]
@@ -134,6 +161,11 @@ class Request:
     committed tokens."""
     retention: RetentionPlan | None
     """None unless some of its blocks keep their priority for a while only."""
+    is_admitted: bool
+    """Whether it, or the one that it is a fork of, was given room: until then it has only looked (`admission`)."""
+    priorities: dict[int, int] | None
+    """Until then, of the pages that it has found: what the callback said of them."""
+    copied: Final[list[CopiedPage]]
 
     def __init__(self, serial: int, sequence_id: int, scope: ReuseScope, priority_callback: PriorityCallback | None) -> None:
         self.serial = serial
@@ -147,6 +179,9 @@ class Request:
         self.given = None
         self.given_end = -1
         self.retention = None
+        self.is_admitted = False
+        self.priorities = None
+        self.copied = []
 
     def fork(self, serial: int, sequence_id: int, priority_callback: PriorityCallback | None) -> "Request":
         """The request of a sequence, or of a beam, that goes on from this one's."""
@@ -158,6 +193,7 @@ class Request:
         child.given = self.given
         child.given_end = self.given_end
         child.retention = self.retention
+        child.is_admitted = self.is_admitted
         return child
 
 
@@ -324,6 +360,8 @@ class SequenceState:
         self.scratch.clear()
         self.arrivals = Arrivals()
         self.request.continues = NO_HINT
+        self.request.priorities = None
+        self.request.copied.clear()
         self.recurrent = Recurrent()
         self.sharing = Sharing()
         self.record_next_window_move()

@@ -16,6 +16,7 @@ from ..reuse.block import Block
 from ..stats.page_counters import PageCounters
 from ..stats.usage_counters import ALLOCATED
 from ..storage.page_bytes import copy_page
+from .admission import note_copied
 from .forked_blocks import release_block
 from .page_users import release_page
 from .sequence_state import SequenceState
@@ -118,6 +119,9 @@ def _take_copy(state: SequenceState, ordinal: i64, target: Block, mark: i64, acc
     for life_cycle in range(state.shared.num_life_cycles):
         if state.holds_page(life_cycle, ordinal):
             state.tables[life_cycle].set(ordinal, int(storage.rows.slot(target.first_page + life_cycle)))
+            if state.is_published(ordinal):
+                priority = storage.rows.priority(target.first_page + life_cycle)
+                note_copied(state, state.blocks[ordinal], life_cycle, priority)
             release_page(state, life_cycle, ordinal, mark)
             storage.counters.record_copied(GPU_LEVEL, GPU_LEVEL, storage.pool_group_of[life_cycle], 1, account)
             if state.counters is not None:

@@ -105,7 +105,7 @@ class UsageRecorder:
         elif counters.num_counted_blocks < old_num_blocks:
             counters.num_counted_blocks = old_num_blocks
         history = state.shared.tree.history
-        if counters.is_request and history is not None:
+        if state.request.is_admitted and history is not None:
             history.record_use(state.path_end.first_page)
 
 
@@ -200,16 +200,14 @@ def record_request(state: SequenceState, counters: SequenceCounters) -> None:
 def record_fork(child: SequenceState) -> None:
     """It uses what its parent has, and has asked for nothing; called once it is open."""
     history = child.shared.tree.history
-    counters = child.counters
-    if history is not None and counters is not None and counters.is_request:
+    if history is not None and child.counters is not None and child.request.is_admitted:
         history.record_use(child.path_end.first_page)
 
 
 def record_close(state: SequenceState) -> None:
     """Up to now the path was in use; called before it is released."""
     history = state.shared.tree.history
-    counters = state.counters
-    if history is not None and counters is not None and counters.is_request:
+    if history is not None and state.counters is not None and state.request.is_admitted:
         history.record_use(state.path_end.first_page)
 
 

@@ -100,7 +100,7 @@ class SequenceCounters:
     out to be lost must not be in there as hits.
     """
 
-    __slots__ = ("usage", "total", "prompt_length", "is_in_total", "is_request", "num_counted_blocks", "num_lost")
+    __slots__ = ("usage", "total", "prompt_length", "is_in_total", "num_counted_blocks", "num_lost")
 
     usage: Final[UsageCounters]
     total: Final[UsageCounters | None]
@@ -108,8 +108,6 @@ class SequenceCounters:
     prompt_length: Final[i64]
     """Blocks that begin at this token or later are generated."""
     is_in_total: bool
-    is_request: bool
-    """Whether it, or the one that it is a fork of, was given room."""
     num_counted_blocks: i64
     """The most blocks that were ever counted: those of a step that is taken back and done again count once."""
     num_lost: i64
@@ -120,7 +118,6 @@ class SequenceCounters:
         self.total = total
         self.prompt_length = prompt_length
         self.is_in_total = False
-        self.is_request = False
         self.num_counted_blocks = 0
         self.num_lost = 0
 
@@ -128,7 +125,6 @@ class SequenceCounters:
         """The counters of a fork: not a request of its own, and everything it has so far is its parent's."""
         counters = SequenceCounters(self.usage.num_layer_groups, self.usage.pages, self.total, self.prompt_length)
         counters.is_in_total = self.is_in_total
-        counters.is_request = self.is_request
         return counters
 
     def add_blocks(self, layer_group: i64, kind: i64, number: i64) -> None:
@@ -149,7 +145,6 @@ class SequenceCounters:
 
     def enter_total(self) -> None:
         """The sequence is a request from now on, with what it has found."""
-        self.is_request = True
         total = self.total
         if total is None or self.is_in_total:
             return

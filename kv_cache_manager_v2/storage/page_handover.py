@@ -1,5 +1,6 @@
 """A page that goes on under the row of another block: nothing is copied, holds and locks go with it."""
 
+from librt.vecs import vec
 from mypy_extensions import i64
 
 from .eviction_queue import EvictionQueue
@@ -42,8 +43,11 @@ def move_page(storage: PageStorage, source: i64, target: i64) -> None:
         sink.on_page_published(target, storage.rows.level(target), storage.rows.priority(target))
 
 
-def replace_page(storage: PageStorage, ours: i64, theirs: i64, pool_group: i64) -> None:
-    """A published page that no active sequence has locked goes on in the slot of an equal locked page on level 0."""
+def replace_page(storage: PageStorage, ours: i64, theirs: i64, pool_group: i64, is_use: bool) -> None:
+    """A published page that no active sequence has locked goes on in the slot of an equal locked page on level 0.
+
+    ``is_use``: as for `PageStorage.hold`.
+    """
     words = storage.rows.words
     place = words[theirs * ROW_WORDS + PLACE]
     our_place = words[ours * ROW_WORDS + PLACE]
@@ -57,6 +61,8 @@ def replace_page(storage: PageStorage, ours: i64, theirs: i64, pool_group: i64) 
     if words[theirs * ROW_WORDS + LINKS] != NOT_QUEUED:
         if place >= ONE_HOLD:
             storage.held_queues[index].remove(theirs)
+        elif not is_use:
+            storage.queues[index].hold_run(vec[i64]([theirs]), 1)
         elif level > GPU:
             storage.queues[index].remove(theirs)
         else:

@@ -333,8 +333,8 @@ class PageStorage:
 
     # -- holds and locks ----------------------------------------------------------------------------------------------
 
-    def hold(self, page: i64, pool_group: i64) -> None:
-        """One more sequence needs the page."""
+    def hold(self, page: i64, pool_group: i64, is_use: bool = True) -> None:
+        """One more sequence needs the page; ``is_use``: else it is used only once `use_held_run` of its queue says so."""
         words = self.rows.words
         place = words[page * ROW_WORDS + PLACE]
         assert holds_of_place(place) < MOST_HOLDS, "a page has more users than its row can count"
@@ -342,7 +342,10 @@ class PageStorage:
         if place < ONE_HOLD:
             level = level_of_place(place)
             index = level * self.num_pool_groups + pool_group
-            self.queues[index].use(page)
+            if is_use:
+                self.queues[index].use(page)
+            else:
+                self.queues[index].hold_run(vec[i64]([page]), 1)
             if level < self.last_level:
                 self.held_queues[index].push(page)
 

@@ -6,6 +6,8 @@ A page is in the queue from when its last user releases it until a sequence need
     elsewhere  queued     push, push_first
     queued     queued     requeue (its priority is another one), defer (another page must go before it)
     queued     in use     use: a sequence reuses it; it will be pushed again
+    queued     held       hold_run: a sequence that has no room yet has found it; pushed again, it is as it was
+    held       in use     use_held_run: that sequence, or another one, has got room
     queued     gone       remove (dropped), evict (dropped for another page: a policy may remember its content)
     queued     moving     take_out (to another level), take_victim (offloaded for another page); it is pushed again when it has arrived
 
@@ -56,6 +58,14 @@ class VictimQueue(metaclass=ABCMeta):
         """`use` the first ``count`` of the pages, in order."""
         for position in range(count):
             self.use(pages[position])
+
+    def hold_run(self, pages: vec[i64], count: i64) -> None:
+        """The first ``count`` of the pages are found, in order: a use only once `use_held_run` says so. A policy that remembers nothing but
+        an order may renew their places."""
+        self.use_run(pages, count)
+
+    def use_held_run(self, pages: vec[i64], count: i64) -> None:
+        """A sequence that holds the first ``count`` of the pages uses them, none of which is queued; those in use already stay so."""
 
     @abstractmethod
     def remove(self, page: i64) -> None:

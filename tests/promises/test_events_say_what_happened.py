@@ -100,7 +100,11 @@ def test_a_new_priority_is_told_with_the_old_one() -> None:
     with followed() as manager:
         run_prompt(manager, range(4)).close()
         drained(manager)
-        manager.create_kv_cache(input_tokens=range(4), custom_priority_callback=lambda ordinal, cycle: 90).close()
+        for has_room in (False, True):
+            with manager.create_kv_cache(input_tokens=range(4), custom_priority_callback=lambda ordinal, cycle: 90) as kv_cache:
+                assert kv_cache.resume() and kv_cache.resize(5 if has_room else 10_000) is has_room
+            manager.event_manager.flush_iteration_events()
+            assert has_room or manager.event_manager.get_latest_events() == []
         (updated,) = drained(manager)
         assert isinstance(updated.data, KVCacheUpdatedData) and updated.data.cache_level is None
         assert updated.data.block_hash == compute_block_hashes(range(4), 4)[0] and updated.data.priority is not None

@@ -1,5 +1,6 @@
 """Each level evicts by priority, then by its tier's policy; every policy costs O(1) a call."""
 
+import dataclasses
 import random
 import sys
 from pathlib import Path
@@ -243,3 +244,47 @@ def test_a_learned_level_that_is_new_differs_little_from_recency(policies: tuple
                 for prompt in prompts:
                     num_gone += max(recency.probe_reuse(None, prompt) - learned.probe_reuse(None, prompt), 0) // 4
                 assert num_gone <= 16 * (6 * len(served) * 3 / 1024 + 1) + num_slots // 64 + 6, len(served)
+
+
+def serve_conversations(policy: EvictionPolicy, windows: list[int | None], slots: list[int], num_lookups: int) -> float:
+    """600 prompts, of which half go on from one of the last twelve, and a third begins with one of six system prompts; what is found of
+    them, in percent. Each is tried ``num_lookups`` times before there is room for it."""
+    classes = [GpuCacheTierConfig, HostCacheTierConfig]
+    tiers = [classes[level](count * SLOT_BYTES * len(windows), policy) for level, count in enumerate(slots)]
+    chance = random.Random(7)
+    conversations: list[list[int]] = []
+    num_found = num_tokens = 0
+    with KVCacheManager(dataclasses.replace(config_of(windows=windows), cache_tiers=tiers), device=HostDevice()) as manager:
+        for number in range(600):
+            drawn = chance.random()
+            if drawn < 0.5 and len(conversations) > 0:
+                prompt = conversations.pop(-1 - chance.randrange(min(12, len(conversations))))
+            else:
+                prompt = [chance.randrange(6)] * 24 if drawn < 0.85 else []
+            prompt = prompt + [chance.randrange(100, 1 << 20) for _ in range(chance.randrange(8, 40))]
+            for attempt in range(num_lookups):
+                with manager.create_kv_cache(input_tokens=prompt[:-1]) as waiting:
+                    assert len(slots) > 1 or attempt == 0 or (waiting.resume() and not waiting.resize(10_000))
+            with manager.create_kv_cache(input_tokens=prompt[:-1]) as kv_cache:
+                num_found += kv_cache.num_committed_tokens
+                num_tokens += len(prompt)
+                assert kv_cache.resume() and kv_cache.resize(len(prompt))
+                kv_cache.commit(prompt[kv_cache.num_committed_tokens :])
+            if len(prompt) < 200:
+                conversations.append(prompt)
+        return 100 * num_found / num_tokens
+
+
+@pytest.mark.parametrize(
+    ("policy", "windows", "slots"),
+    [
+        (EvictionPolicy.LRU, [None], [150]),
+        (EvictionPolicy.LEARNED, [None], [150]),
+        (EvictionPolicy.LEARNED, [None, 16], [150]),
+        (EvictionPolicy.LEARNED, [None], [80, 90]),
+    ],
+)
+def test_a_look_up_that_admits_nothing_is_no_use(policy: EvictionPolicy, windows: list[int | None], slots: list[int]) -> None:
+    """It is closed at once or, on one level, after a `resize` that is refused; on two, `resume` brings pages up, which stay there."""
+    once, retried = (serve_conversations(policy, windows, slots, num_lookups) for num_lookups in (0, 5))
+    assert once > 20 and abs(once - retried) < 0.1

@@ -102,14 +102,11 @@ class LearnedQueue(VictimQueue):
     # -- coming -------------------------------------------------------------------------------------------------------
 
     def push(self, page: i64) -> None:
-        note = self._notes.get(page)
-        if note & STATUS_MASK == MOVING:
-            self._arrive(page, note)
-            return
         self._one[0] = page
         self.push_run(self._one, 1)
 
     def push_run(self, pages: vec[i64], count: i64) -> None:
+        count = self._put_unused_back(pages, count)
         if count == 0:
             return
         self._returned.learn()
@@ -123,6 +120,24 @@ class LearnedQueue(VictimQueue):
         self.records.note_pushed(count)
         self._count(count)
         self._splitter.put_run(pages, count)
+
+    def _put_unused_back(self, pages: vec[i64], count: i64) -> i64:
+        """Pages that no request has used since they left a queue go back to where they were; the others are the first of ``pages`` then:
+        how many."""
+        notes = self._notes.notes
+        num_used: i64 = 0
+        for position in range(count):
+            page = pages[position]
+            note = i64(notes[page])
+            if note & STATUS_MASK == MOVING:
+                self._arrive(page, note)
+            elif self.stands_first(page):
+                self.first_pages.push_first(page)
+                self.num_pages += 1
+            else:
+                pages[num_used] = page
+                num_used += 1
+        return num_used
 
     def _take_mates_along(self, mates: BlockMates, pages: vec[i64], count: i64) -> i64:
         """`BlockMates.run` gets the pages, behind each leading one what is queued of its block; how many these are.
@@ -226,11 +241,66 @@ class LearnedQueue(VictimQueue):
             self._free_if_empty(segment)
             begin = end
 
+    def hold_run(self, pages: vec[i64], count: i64) -> None:
+        notes = self._notes.notes
+        begin: i64 = 0
+        while begin < count:
+            segment = self._leave(pages[begin])
+            end = begin + 1
+            if segment != NO_SEGMENT:
+                # The page that has left is no example of passing.
+                self.records.pass_buckets(segment)
+                end = self._notes.end_of_segment(segment, pages, end, count)
+                self._leave_together(segment, pages, begin + 1, end)
+                for position in range(begin, end):
+                    entry: int = i64(notes[pages[position]]) - IN_SEGMENT + MOVING
+                    notes[pages[position]] = entry
+                self._note_left(segment, end - begin)
+            begin = end
+
+    def use_held_run(self, pages: vec[i64], count: i64) -> None:
+        num_held: dict[int, int] = {}
+        begin: i64 = 0
+        while begin < count:
+            segment = self._held_segment(pages[begin])
+            end = self._end_of_held(segment, pages, begin, count)
+            num_held[int(segment)] = num_held.get(int(segment), 0) + int(end - begin)
+            begin = end
+        begin = 0
+        while begin < count:
+            segment = self._held_segment(pages[begin])
+            end = self._end_of_held(segment, pages, begin, count)
+            if segment != NO_SEGMENT:
+                num_held[int(segment)] -= int(end - begin)
+                at = segment * SEGMENT_WORDS
+                self._returned.begin(segment)
+                # They are counted as hits, of the part that they had left.
+                self.records.shadow.note_come(self.records.part_of(self._table.words[at + STAMP]), end - begin)
+                self._returned.take(pages, begin, end, count_all(self._table.words[at + COUNTS]) + num_held[int(segment)])
+                self._free_if_empty(segment)
+            elif self._notes.get(pages[begin]) & STATUS_MASK == MOVING or self.stands_first(pages[begin]):
+                uses = uses_of_note(self._notes.get(pages[begin]))
+                self._notes.set(pages[begin], in_use(uses + 1 if uses < MOST_USES else uses, 0, False))
+            begin = end
+
+    def _held_segment(self, page: i64) -> i64:
+        """The segment that a held page was in, if no request has used it since, and the segment is known still; or NO_SEGMENT."""
+        note = self._notes.get(page)
+        segment = segment_of_note(note)
+        return segment if note & STATUS_MASK == MOVING and self._table.is_used(segment) else NO_SEGMENT
+
+    def _end_of_held(self, segment: i64, pages: vec[i64], begin: i64, count: i64) -> i64:
+        """How far pages are of one segment; one page of none."""
+        end = begin + 1
+        while segment != NO_SEGMENT and end < count and self._held_segment(pages[end]) == segment:
+            end += 1
+        return end
+
     def remove(self, page: i64) -> None:
         segment = self._leave(page)
         self._notes.set(page, UNKNOWN)
         if segment != NO_SEGMENT:
-            self.records.shadow.note_left(self.records.part_of(self._table.words[segment * SEGMENT_WORDS + STAMP]))
+            self._note_left(segment, 1)
         self._free_if_empty(segment)
 
     def evict(self, page: i64) -> None:
@@ -272,12 +342,21 @@ class LearnedQueue(VictimQueue):
     def _set_out(self, page: i64) -> None:
         """To another slot: its segment is left as it is, so that the page finds it when it arrives."""
         note = self._notes.get(page)
-        is_first = self._leave(page) == NO_SEGMENT
-        self._notes.set(page, note & ~FIRST_BIT if is_first else note - IN_SEGMENT + MOVING)
+        segment = self._leave(page)
+        if segment == NO_SEGMENT:
+            self._notes.set(page, note & ~FIRST_BIT)
+        else:
+            self._notes.set(page, note - IN_SEGMENT + MOVING)
+            self._note_left(segment, 1)
+
+    def _note_left(self, segment: i64, count: i64) -> None:
+        """So many of its pages are counted to recency no more, until they come back."""
+        self.records.shadow.note_left(self.records.part_of(self._table.words[segment * SEGMENT_WORDS + STAMP]), count)
 
     def _arrive(self, page: i64, note: i64) -> None:
         """From another queue, or this one."""
         if self._table.is_used(segment_of_note(note)):
+            self.records.shadow.note_come(self.records.part_of(self._table.words[segment_of_note(note) * SEGMENT_WORDS + STAMP]))
             self._join_like(segment_of_note(note), page, uses_of_note(note))
             return
         # Forgotten meanwhile.
@@ -301,6 +380,9 @@ class LearnedQueue(VictimQueue):
     def forget(self, page: i64) -> None:
         if not self.records.all_learn:
             # It may be dropped from a queue that has no such notes.
+            if self._rows.num_holds(page) > 0:
+                self._one[0] = page
+                self.use_held_run(self._one, 1)
             self._notes.set(page, UNKNOWN)
 
     # -- changing places ----------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ A page is in one place, so all queues of a storage share these notes.
 
     note  0 where nothing is known: the page is new, or has left its slot; else
           status (bits 0-1) | uses (2-7) | by status, bits 8-30:
-          IN_SEGMENT, MOVING   the segment; MOVING pages are between two queues
+          IN_SEGMENT, MOVING   the segment; MOVING pages are between two queues, or held by sequences that have no room yet
           IN_USE               bucket of age when it came back, plus 1, 0 for none (8-11) | whether it was a branching point (12)
                                | in the line of pages that go before all others (13)
 """

@@ -1,0 +1,88 @@
+"""The admission of a sequence: a resize has given it room for its first tokens, so what it has found is a use.
+
+Until then it has only looked: it holds the pages, and if it closes they are as they were, but for their place among equals. Eviction
+policies, priorities and the statistics hear of it here, once.
+"""
+
+from librt.vecs import append, vec
+from mypy_extensions import i64
+
+from ..base.ids import PRIORITY_DEFAULT, PRIORITY_MIN
+from ..reuse.block import Block
+from ..reuse.block_tokens import own_tokens
+from .sequence_state import CopiedPage, SequenceState
+from .usage_recorder import record_request
+
+
+def use_found(state: SequenceState) -> None:
+    """There is room: before anything is evicted for it, policies hear that what was found is in use."""
+    request = state.request
+    shared = state.shared
+    shared.guard.begin_change()
+    if shared.storage.learns:
+        for pool_group in range(shared.storage.num_pool_groups):
+            pages = _list_held(state, pool_group)
+            shared.storage.queues[pool_group].use_held_run(pages, len(pages))
+    if shared.uses_priorities:
+        raise_matched_priorities(state)
+    _use_copied(state)
+    request.copied.clear()
+    request.priorities = None
+    shared.guard.end_change()
+
+
+def _list_held(state: SequenceState, pool_group: i64) -> vec[i64]:
+    """The pages of that group, all of them on level 0."""
+    pages = vec[i64]()
+    for life_cycle in range(state.shared.num_life_cycles):
+        if state.shared.storage.pool_group_of[life_cycle] == pool_group:
+            for ordinal in range(state.num_blocks):
+                if state.holds_page(life_cycle, ordinal):
+                    pages = append(pages, state.blocks[ordinal].first_page + life_cycle)
+    return pages
+
+
+def admit(state: SequenceState) -> None:
+    """The sequence has its room."""
+    state.request.is_admitted = True
+    if state.counters is not None:
+        record_request(state, state.counters)
+
+
+def raise_matched_priorities(state: SequenceState) -> None:
+    """A reused page takes the higher priority: the default, or what the user's callback said of it."""
+    storage = state.shared.storage
+    priorities = state.request.priorities
+    if priorities is None and state.request.priority_callback is not None:
+        return
+    for life_cycle in range(state.shared.num_life_cycles):
+        for ordinal in range(state.num_blocks):
+            # A planned one keeps its writer's.
+            if state.holds_page(life_cycle, ordinal) and state.blocks[ordinal].parent is not None:
+                page = state.blocks[ordinal].first_page + life_cycle
+                priority: i64 = PRIORITY_DEFAULT
+                if priorities is not None:
+                    priority = priorities.get(int(page), int(PRIORITY_MIN))
+                storage.raise_priority(page, storage.pool_group_of[life_cycle], priority)
+
+
+def note_copied(state: SequenceState, block: Block, life_cycle: i64, priority: i64) -> None:
+    """The sequence has copied a page of a published block, and released it."""
+    shared = state.shared
+    if not (state.request.is_admitted or state.tail.is_retired) and (shared.storage.learns or shared.uses_priorities):
+        state.request.copied.append(CopiedPage(block, own_tokens(block, shared.tree.block_bytes), life_cycle, priority))
+
+
+def _use_copied(state: SequenceState) -> None:
+    """All at once: pages of a block that are released together stay together."""
+    storage = state.shared.storage
+    there = [copied for copied in state.request.copied if copied.is_there() and storage.rows.has_page(copied.page)]
+    for copied in there:
+        storage.hold(copied.page, storage.pool_group_of[copied.life_cycle], False)
+    for copied in there:
+        storage.queues[storage.pool_group_of[copied.life_cycle]].use_held_run(vec[i64]([copied.page]), 1)
+    for copied in there:
+        pool_group = storage.pool_group_of[copied.life_cycle]
+        if state.shared.uses_priorities:
+            storage.raise_priority(copied.page, pool_group, copied.priority)
+        storage.release(copied.page, pool_group)
