@@ -26,25 +26,30 @@ untrack_class(Block)
 
 _FEW_BLOCKS: Final = 16
 """Made at once where one is needed."""
+_PART_BITS: Final = 12
+"""Each list has 4,096 blocks: a list of all would be copied whenever it grows, for milliseconds at a million blocks."""
+_IN_PART: Final = (1 << _PART_BITS) - 1
 
 
 @final
 @mypyc_attr(native_class=True)
 class BlockPool:
-    __slots__ = ("_rows", "_blocks", "_num_used", "_free")
+    __slots__ = ("_rows", "_parts", "_num_made", "_num_used", "_free")
 
     _rows: Final[PageRows]
-    _blocks: Final[list[Block]]
-    """By number; those from ``_num_used`` on were made in advance and never taken."""
+    _parts: Final[list[list[Block]]]
+    """By number, `_PART_BITS` of it within the list; those from ``_num_used`` on were made in advance and never taken."""
+    _num_made: i64
     _num_used: i64
     _free: Final[list[Block]]
 
     def __init__(self, storage: PageStorage) -> None:
         self._rows = storage.rows
-        self._blocks = []
+        self._parts = []
+        self._num_made = 0
         self._num_used = 0
         self._free = []
-        untrack([self._blocks, self._free])
+        untrack([self._parts, self._free])
         self.reserve(count_possible_blocks(storage))
 
     def reserve(self, num_blocks: i64) -> None:
@@ -55,9 +60,9 @@ class BlockPool:
         """A private block without pages."""
         if len(self._free) > 0:
             return self._free.pop()
-        if self._num_used == len(self._blocks):
+        if self._num_used == self._num_made:
             self._make(self._num_used + _FEW_BLOCKS)
-        block = self._blocks[self._num_used]
+        block = self._parts[self._num_used >> _PART_BITS][self._num_used & _IN_PART]
         self._num_used += 1
         return block
 
@@ -70,21 +75,26 @@ class BlockPool:
             recycled.reverse()
             blocks.extend(recycled)
             del self._free[int(num_free - num_recycled) :]
-        num_new = count - num_recycled
-        if num_new > 0:
-            end = self._num_used + num_new
+        end = self._num_used + count - num_recycled
+        if end > self._num_made:
             self._make(end)
-            blocks.extend(self._blocks[int(self._num_used) : int(end)])
-            self._num_used = end
+        while self._num_used < end:
+            part = self._parts[self._num_used >> _PART_BITS]
+            begin = self._num_used & _IN_PART
+            taken = part[int(begin) : int(begin + end - self._num_used)]
+            blocks.extend(taken)
+            self._num_used += len(taken)
 
     def _make(self, num_blocks: i64) -> None:
         """Make blocks until there are that many. Which one `take` returns does not depend on it."""
         self._rows.grow(num_blocks)
-        blocks = self._blocks
-        first_page = self._rows.first_page_of(len(blocks))
-        while len(blocks) < num_blocks:
-            blocks.append(Block(first_page))
-            first_page += self._rows.num_life_cycles
+        for number in range(self._num_made, num_blocks):
+            if number & _IN_PART == 0:
+                part: list[Block] = []
+                untrack([part])
+                self._parts.append(part)
+            self._parts[number >> _PART_BITS].append(Block(self._rows.first_page_of(number)))
+            self._num_made += 1
 
     def release(self, block: Block) -> None:
         """The block has no page, no parent, no child, no pin."""
@@ -92,7 +102,8 @@ class BlockPool:
         self._free.append(block)
 
     def block_of_page(self, page: i64) -> Block:
-        return self._blocks[self._rows.block_number(page)]
+        number = self._rows.block_number(page)
+        return self._parts[number >> _PART_BITS][number & _IN_PART]
 
     def has_any_page(self, block: Block) -> bool:
         words = self._rows.words
@@ -115,11 +126,12 @@ class BlockPool:
 
     def all_blocks(self) -> list[Block]:
         """Those that were ever taken."""
-        return self._blocks[: int(self._num_used)]
+        return [block for part in self._parts for block in part][: int(self._num_used)]
 
     def dissolve(self) -> None:
         """The manager goes: cut what blocks refer to, in whatever state they are."""
-        for block in self._blocks:
-            block.parent = None
-            block.only_child = None
-            block.children = None
+        for part in self._parts:
+            for block in part:
+                block.parent = None
+                block.only_child = None
+                block.children = None
