@@ -7,9 +7,11 @@ import gc
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+import numpy as np
 from peer import TOKENS_PER_BLOCK, Peer
 
 Figures = dict[str, float]
@@ -28,6 +30,8 @@ class Size:
     num_steps: int = 256
     num_chats: int = 60
     num_cached_blocks: int = 50_000
+    other_bytes: int = 0
+    """Read and written where an engine runs a step of its model: before a sequence begins, before each decode step, and before the end."""
 
     @property
     def prompt_blocks(self) -> int:
@@ -39,14 +43,17 @@ class Size:
         return max((self.num_prompts + 4) * self.prompt_blocks, 2 * self.num_running * 100, 2 * self.long_prompt // TOKENS_PER_BLOCK)
 
 
-
-
 class Watch:
     """CPU time of the calls that go through it: the sum, and the longest."""
 
-    def __init__(self) -> None:
+    def __init__(self, other_bytes: int = 0) -> None:
         self.total_ns = 0
         self.longest_ns = 0
+        self._others = np.zeros(other_bytes // 8)
+
+    def work_elsewhere(self) -> None:
+        """Whatever the caches hold goes, if there are `other_bytes`."""
+        self._others += 1.0
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         begin = time.thread_time_ns()
@@ -63,8 +70,10 @@ def make_prompt(peer: Peer, seed: int, length: int) -> Any:
 
 
 def serve(peer: Peer, watch: Watch, prompt: Any) -> None:
+    watch.work_elsewhere()
     sequence = watch.call(peer.begin, prompt)
     watch.call(peer.prefill, sequence)
+    watch.work_elsewhere()
     watch.call(peer.end, sequence)
 
 
@@ -78,7 +87,7 @@ def serve_different(peer: Peer, size: Size, num_blocks: int, num_filled: int, wi
     for seed in range(num_filled):
         serve(peer, Watch(), make_prompt(peer, seed, size.prompt))
     prompts = [make_prompt(peer, 1000 + seed, size.prompt) for seed in range(size.num_prompts)]
-    watch = Watch()
+    watch = Watch(size.other_bytes)
     for prompt in prompts:
         serve(peer, watch, prompt)
     peer.close()
@@ -103,11 +112,13 @@ def warm(peer: Peer, size: Size) -> Figures:
     peer.open(size.roomy)
     prompt = make_prompt(peer, 1, size.long_prompt)
     serve(peer, Watch(), prompt)
-    watch = Watch()
+    watch = Watch(size.other_bytes)
     for _ in range(size.num_repeats):
+        watch.work_elsewhere()
         sequence = watch.call(peer.begin, prompt)
         require_found(peer.num_reused(sequence), size.long_prompt)
         watch.call(peer.prefill, sequence)
+        watch.work_elsewhere()
         watch.call(peer.end, sequence)
     peer.close()
     return per_block(watch, size.num_repeats * size.long_prompt // TOKENS_PER_BLOCK)
@@ -124,8 +135,9 @@ def look_up(peer: Peer, size: Size) -> Figures:
     peer.open(size.roomy)
     prompt = make_prompt(peer, 1, size.long_prompt)
     serve(peer, Watch(), prompt)
-    watch = Watch()
+    watch = Watch(size.other_bytes)
     for _ in range(size.num_repeats):
+        watch.work_elsewhere()
         require_found(watch.call(peer.probe, prompt), size.long_prompt)
     peer.close()
     return per_block(watch, size.num_repeats * size.long_prompt // TOKENS_PER_BLOCK)
@@ -139,8 +151,9 @@ def decode(peer: Peer, size: Size, window: int | None = None) -> Figures:
         sequence = peer.begin(make_prompt(peer, seed, 1000 + seed))
         peer.prefill(sequence)
         sequences.append(sequence)
-    watch = Watch()
+    watch = Watch(size.other_bytes)
     for step in range(size.num_steps):
+        watch.work_elsewhere()
         watch.call(peer.step, sequences, [5000 + step + number for number in range(size.num_running)])
     for sequence in sequences:
         peer.end(sequence)
@@ -234,3 +247,13 @@ WORK: dict[str, Callable[[Peer, Size], Figures]] = {
     "memory": memory, "cold": cold, "warm": warm, "look_up": look_up, "full_pool": full_pool, "decode": decode, "trace": trace,
     "cold_windows": cold_windows, "decode_windows": decode_windows,
 }  # fmt: skip
+OTHER_BYTES = 64 << 20
+"""More than the caches of one core have."""
+
+
+def between_steps(work: Callable[[Peer, Size], Figures], peer: Peer, size: Size) -> Figures:
+    return work(peer, replace(size, other_bytes=OTHER_BYTES))
+
+
+BETWEEN = "_between"
+WORK |= {name + BETWEEN: partial(between_steps, work) for name, work in WORK.items() if name not in ("memory", "trace")}

@@ -19,6 +19,8 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+from peer_workloads import BETWEEN, WORK
+
 FOLDER: Final = Path(__file__).resolve().parent
 ROOT: Final = FOLDER.parents[1]
 ENVIRONMENTS: Final = ROOT / "build" / "peers"
@@ -59,6 +61,9 @@ ROWS: Final = [
     ("cold_windows", "ns", "a new prompt, full attention and a window of 1024", "ns a block"),
     ("decode_windows", "ns", "a decode step, full attention and a window of 1024", "ns a token"),
 ]
+
+
+BETWEEN_STEPS: Final = [work + BETWEEN for work, *_ in ROWS if work + BETWEEN in WORK]
 
 
 def run(*command: object) -> str:
@@ -133,11 +138,11 @@ Results = dict[str, dict[str, list[dict[str, float]]]]
 
 def measure(workers: list[Worker], num_rounds: int) -> Results:
     results: Results = {worker.name: {} for worker in workers}
-    works = ["memory", *[row[0] for row in ROWS]]
+    works = ["memory", *[row[0] for row in ROWS], *BETWEEN_STEPS]
     for number in range(num_rounds):
         for work in works:
             for worker in workers if number % 2 == 0 else reversed(workers):
-                if (work == "memory" and number > 0) or (work.endswith("_windows") and not worker.describe["windowed"]):
+                if (work == "memory" and number > 0) or ("_windows" in work and not worker.describe["windowed"]):
                     continue
                 results[worker.name].setdefault(work, []).append(worker.ask(work))
         print(f"round {number + 1} of {num_rounds}", flush=True)
@@ -182,11 +187,15 @@ def write_page(workers: list[Worker], results: Results, missing: dict[str, str],
     titles = [worker.describe["name"] for worker in workers]
     peers = [name for name in names if name not in ("ours", "tuned")]
     versions = "\n".join(f"- {worker.describe['name']}: {worker.describe['version']}" for worker in workers)
-    times = [
-        [text, unit, *[spread(figures(results, name, work, key)) for name in names]]
-        + [ratio(figures(results, "ours", work, key), figures(results, name, work, key)) for name in peers]
-        for work, key, text, unit in ROWS
-    ]
+
+    def times(suffix: str) -> list[list[str]]:
+        return [
+            [text, unit, *[spread(figures(results, name, work + suffix, key)) for name in names]]
+            + [ratio(figures(results, "ours", work + suffix, key), figures(results, name, work + suffix, key)) for name in peers]
+            for work, key, text, unit in ROWS
+            if work + suffix in WORK
+        ]
+
     longest = [
         [text, *[spread(figures(results, name, work, "longest_us")) for name in names]]
         for work, _, text, _ in ROWS
@@ -203,7 +212,8 @@ def write_page(workers: list[Worker], results: Results, missing: dict[str, str],
         load=f"{os.getloadavg()[0]:.1f}",
         rounds=num_rounds,
         versions=versions + "".join(f"\n- {name}: left out, {reason}" for name, reason in missing.items()),
-        times=table(["work", "unit", *titles, *beside], times, 2),
+        times=table(["work", "unit", *titles, *beside], times(""), 2),
+        between=table(["work", "unit", *titles, *beside], times(BETWEEN), 2),
         longest=table(["longest call of", *titles], longest, 1),
         rest=table(["", *titles], rest, 1),
         features=(FOLDER / "features.md").read_text(encoding="utf-8"),
