@@ -274,17 +274,15 @@ class Arrivals:
 @mypyc_attr(native_class=True)
 class SequenceState:
     __slots__ = (
-        "shared", "status", "capacity", "history", "num_blocks", "num_committed", "num_published", "next_window_move", "next_slow_capacity",
-        "forked_end", "batch_number", "has_beams", "tail", "blocks", "path_end", "tables", "window_begins", "scratch", "stream", "timeline",
+        "tail", "capacity", "history", "num_committed", "num_published", "next_window_move", "next_slow_capacity", "forked_end", "shared",
+        "status", "num_blocks", "batch_number", "has_beams", "blocks", "path_end", "tables", "window_begins", "scratch", "stream", "timeline",
         "arrivals", "request", "recurrent", "sharing", "counters",
     )  # fmt: skip
 
     # What a step inside a block looks at comes first: compiled, it lies together, in two or three cache lines.
-    shared: Final[SharedState]
-    status: i64
+    tail: TokenTail
     capacity: i64
     history: i64
-    num_blocks: i64
     num_committed: i64
     num_published: i64
     next_window_move: i64
@@ -294,11 +292,13 @@ class SequenceState:
     the resize that finds it (`record_next_slow_capacity`), and taken away by whatever may make it untrue."""
     forked_end: i64
     """0 if nothing behind the published path is or was shared by a fork."""
+    shared: Final[SharedState]
+    status: i64
+    num_blocks: i64
     batch_number: i64
     """The last batch call that listed this sequence."""
     has_beams: bool
     """Whether this is one of several beams."""
-    tail: TokenTail
     # The rest.
     blocks: list[Block]
     path_end: Block
