@@ -358,7 +358,7 @@ def _check_path(state: SequenceState, tally: _Tally) -> None:
 def _check_blocks(shared: SharedState, tally: _Tally) -> None:
     pool = shared.tree.pool
     free = set([int(block.first_page) for block in pool.free_blocks()])
-    _require(len(free) == pool.num_free, "a block is free twice")
+    _require(len(free) == len(pool.free_blocks()), "a block is free twice")
     for block in pool.all_blocks():
         first_page = int(block.first_page)
         places = int(first_page in free) + int(first_page in tally.published) + int(first_page in tally.private_owners)

@@ -20,8 +20,12 @@ def pack_step_tokens(tokens: object, num_rows: i64) -> bytes:
     """
     if tokens is None:
         return b""
-    packed = _pack_int32(tokens)
-    if packed is None and type(tokens) is list:
+    packed: bytes | None = None
+    given: Any = tokens
+    # What engines give. Few questions: each look into numpy costs a microsecond and more where a model's step has emptied the caches.
+    if type(tokens) is _ARRAY and given.dtype is _INT32 and given.ndim == 1:
+        packed = given.tobytes()
+    elif type(tokens) is list:
         packed = pack_ids(cast("list[object]", tokens), 0, len(tokens), 1)
     if packed is None:
         packed = _pack_list(tokens) if _is_list(tokens) else _pack_array(tokens)
@@ -30,21 +34,8 @@ def pack_step_tokens(tokens: object, num_rows: i64) -> bytes:
     return packed
 
 
-def _pack_int32(tokens: object) -> bytes | None:
-    """What engines give. Four questions, since each look into numpy costs a microsecond and more where a model's step has emptied the caches."""
-    if type(tokens) is not _ARRAY:
-        return None
-    array: Any = tokens
-    if array.dtype is not _INT32 or array.ndim != 1:
-        return None
-    packed: bytes = array.tobytes()
-    return packed
-
-
 def _is_list(tokens: object) -> bool:
     """Whether it is a sequence of ints that is no array of them."""
-    if isinstance(tokens, (list, tuple)):
-        return True
     return isinstance(tokens, Sequence) and not (isinstance(tokens, str) or is_bytes(tokens) or _has_buffer(tokens))
 
 

@@ -34,20 +34,18 @@ _IN_PART: Final = (1 << _PART_BITS) - 1
 @final
 @mypyc_attr(native_class=True)
 class BlockPool:
-    __slots__ = ("_rows", "_parts", "_num_made", "_num_used", "_free")
+    __slots__ = ("_rows", "_parts", "_num_made", "_free")
 
     _rows: Final[PageRows]
     _parts: Final[list[list[Block]]]
-    """By number, `_PART_BITS` of it within the list; those from ``_num_used`` on were made in advance and never taken."""
+    """All blocks by number, `_PART_BITS` of it within the list."""
     _num_made: i64
-    _num_used: i64
     _free: Final[list[Block]]
 
     def __init__(self, storage: PageStorage) -> None:
         self._rows = storage.rows
         self._parts = []
         self._num_made = 0
-        self._num_used = 0
         self._free = []
         untrack([self._parts, self._free])
         self.reserve(count_possible_blocks(storage))
@@ -58,13 +56,10 @@ class BlockPool:
 
     def take(self) -> Block:
         """A private block without pages."""
-        if len(self._free) > 0:
-            return self._free.pop()
-        if self._num_used == self._num_made:
-            self._make(self._num_used + _FEW_BLOCKS)
-        block = self._parts[self._num_used >> _PART_BITS][self._num_used & _IN_PART]
-        self._num_used += 1
-        return block
+        if len(self._free) == 0:
+            self._make(_FEW_BLOCKS, self._free)
+            self._free.reverse()
+        return self._free.pop()
 
     def take_many(self, count: i64, blocks: list[Block]) -> None:
         """Append ``count`` private blocks without pages, those that as many calls of `take` would have returned."""
@@ -75,25 +70,21 @@ class BlockPool:
             recycled.reverse()
             blocks.extend(recycled)
             del self._free[int(num_free - num_recycled) :]
-        end = self._num_used + count - num_recycled
-        if end > self._num_made:
-            self._make(end)
-        while self._num_used < end:
-            part = self._parts[self._num_used >> _PART_BITS]
-            begin = self._num_used & _IN_PART
-            taken = part[int(begin) : int(begin + end - self._num_used)]
-            blocks.extend(taken)
-            self._num_used += len(taken)
+        if num_recycled < count:
+            self._make(count - num_recycled, blocks)
 
-    def _make(self, num_blocks: i64) -> None:
-        """Make blocks until there are that many. Which one `take` returns does not depend on it."""
-        self._rows.grow(num_blocks)
-        for number in range(self._num_made, num_blocks):
+    def _make(self, count: i64, blocks: list[Block]) -> None:
+        """Append so many new blocks. Which one `take` returns does not depend on how many are made at once."""
+        end = self._num_made + count
+        self._rows.grow(end)
+        for number in range(self._num_made, end):
             if number & _IN_PART == 0:
                 part: list[Block] = []
                 untrack([part])
                 self._parts.append(part)
-            self._parts[number >> _PART_BITS].append(Block(self._rows.first_page_of(number)))
+            block = Block(self._rows.first_page_of(number))
+            self._parts[number >> _PART_BITS].append(block)
+            blocks.append(block)
             self._num_made += 1
 
     def release(self, block: Block) -> None:
@@ -112,26 +103,15 @@ class BlockPool:
                 return True
         return False
 
-    @property
-    def num_blocks(self) -> int:
-        """Blocks that were ever taken."""
-        return int(self._num_used)
-
-    @property
-    def num_free(self) -> int:
-        return len(self._free)
-
     def free_blocks(self) -> list[Block]:
         return list(self._free)
 
     def all_blocks(self) -> list[Block]:
-        """Those that were ever taken."""
-        return [block for part in self._parts for block in part][: int(self._num_used)]
+        return [block for part in self._parts for block in part]
 
     def dissolve(self) -> None:
         """The manager goes: cut what blocks refer to, in whatever state they are."""
-        for part in self._parts:
-            for block in part:
-                block.parent = None
-                block.only_child = None
-                block.children = None
+        for block in self.all_blocks():
+            block.parent = None
+            block.only_child = None
+            block.children = None

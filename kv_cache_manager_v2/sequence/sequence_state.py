@@ -275,8 +275,8 @@ class Arrivals:
 class SequenceState:
     __slots__ = (
         "tail", "capacity", "history", "num_committed", "num_published", "next_window_move", "next_slow_capacity", "forked_end", "shared",
-        "status", "num_blocks", "batch_number", "has_beams", "blocks", "path_end", "tables", "window_begins", "scratch", "stream", "timeline",
-        "arrivals", "request", "recurrent", "sharing", "counters",
+        "status", "num_blocks", "batch_number", "has_beams", "blocks", "path_end", "tables", "window_begins", "scratch", "stream",
+        "timeline", "arrivals", "request", "recurrent", "sharing", "counters",
     )  # fmt: skip
 
     # What a step inside a block looks at comes first: compiled, it lies together, in two or three cache lines.
