@@ -105,10 +105,10 @@ def test_a_higher_priority_is_told() -> None:
     with manager:
         run_prompt(manager, range(4)).close()
         notes.take()
-        manager.create_kv_cache(input_tokens=range(4), custom_priority_callback=lambda ordinal, cycle: 60).close()
-        assert notes.take() == [("priority", 0, 35, 60)]
-        manager.create_kv_cache(input_tokens=range(4), custom_priority_callback=lambda ordinal, cycle: 50).close()
-        assert notes.take() == []
+        for priority, room, told in ((60, 10_000, []), (60, 4, [("priority", 0, 35, 60)]), (50, 4, [])):
+            with manager.create_kv_cache(None, range(4), custom_priority_callback=lambda ordinal, cycle, one=priority: one) as kv_cache:
+                assert kv_cache.resume() and kv_cache.resize(room) is (room == 4)
+            assert notes.take() == told
 
 
 def test_a_missing_page_that_is_added_is_told() -> None:
