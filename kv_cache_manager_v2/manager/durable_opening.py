@@ -4,6 +4,7 @@ import json
 import os
 from typing import Final
 
+from ..base.errors import OutOfMemoryError
 from ..base.package_log import PackageLog
 from ..config.cache_tier_config import DiskCacheTierConfig
 from ..config.manager_config import KVCacheManagerConfig
@@ -89,8 +90,11 @@ def open_durable(device: Device, config: KVCacheManagerConfig, layout: SlotLayou
     )  # fmt: skip
     try:
         levels[last].durable = DurableLevel(last, folder, slot_bytes, levels[last].num_slots)
-    except BaseException:
+    except BaseException as error:
         _abandon_folder(folder)
+        if isinstance(error, MemoryError):
+            text = f"cache_tiers[{last}] has more slots than memory can list: lower the tier's quota, {tier.quota} bytes"
+            raise OutOfMemoryError(text) from error
         raise
 
 

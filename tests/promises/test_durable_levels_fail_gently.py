@@ -124,7 +124,7 @@ def test_a_quota_larger_than_the_disk_leaves_nothing_behind(tmp_path: Path, num_
 
 def test_a_quota_larger_than_the_memory_of_its_slot_table_leaves_nothing_behind(tmp_path: Path) -> None:
     """The folder is free again, too."""
-    with pytest.raises(MemoryError):
+    with pytest.raises(OutOfMemoryError, match=r"cache_tiers\[1\] has more slots than memory can list: lower the tier's quota, \d+ bytes"):
         Process(durable_config(str(tmp_path), disk_slots=1 << 40))
     assert list(tmp_path.iterdir()) == []
     process = Process(durable_config(str(tmp_path)))
