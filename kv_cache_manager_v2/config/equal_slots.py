@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from mypy_extensions import mypyc_attr
 
 from ..base.integer_math import ceil_div
 from ..base.value import Value
@@ -26,7 +25,6 @@ _Kind: TypeAlias = tuple[tuple[tuple[int, int], ...], int | None, int]
 
 
 @dataclass(frozen=True)
-@mypyc_attr(native_class=False)
 class EqualSlots(Value):
     """A division: of each attention layer its part, by pool the bytes of a slot, and the largest unused share of a kind."""
 
