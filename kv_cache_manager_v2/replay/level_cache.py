@@ -96,17 +96,17 @@ class LevelCache:
     def serve(self, blocks: BlockIds, num_generated: int = 0, continues: int = NO_HINT) -> None:
         num_kept = min(len(blocks), self._num_slots[0])
         levels = [self.level_of(block) for block in blocks[:num_kept]]
-        num_below = 0
         for block, level in zip(blocks, levels):
             if level != _NO_LEVEL:
                 self.num_hits[level] += 1
-                self._queues[level].use(block + self._first_page)
-                num_below += level > 0
-        self._free(0, num_below)
+                self._queues[level].hold_run(vec[i64]([block + self._first_page]), 1)
+        found = vec[i64]([block + self._first_page for block, level in zip(blocks, levels) if level != _NO_LEVEL])
+        self._free(0, len(found) - levels.count(0))
         for block, level in zip(blocks, levels):
             if level > 0:
                 self._place(block, level, 0)
                 self._copies[level][block] = None
+        self._queues[0].use_held_run(found, len(found))
         num_new = levels.count(_NO_LEVEL)
         self._free(0, num_new)
         run = vec[i64]([0] * num_kept)
