@@ -34,7 +34,7 @@ class DroppedEnds:
         key = key_of(block, self._block_bytes)
         parent = block.parent
         assert parent is not None, "a plan dropped a block that is in no tree"
-        if has_digest(key):
+        if num_tokens == 0 or has_digest(key):
             return  # a digest's number is another digest's once no block has it
         note = block_key(parent, self._block_bytes)
         position: i64 = 0
