@@ -26,8 +26,8 @@ untrack_class(Block)
 
 _FEW_BLOCKS: Final = 16
 """Made at once where one is needed."""
-_PART_BITS: Final = 12
-"""Each list has 4,096 blocks: a list of all would be copied whenever it grows, for milliseconds at a million blocks."""
+_PART_BITS: Final = 9
+"""Each list has 512 blocks: a list of all would be copied whenever it grows, for milliseconds at a million blocks."""
 _IN_PART: Final = (1 << _PART_BITS) - 1
 
 

@@ -27,7 +27,9 @@ def most_children(run: Any) -> int:
 
 
 CROSSED: dict[str, tuple[Callable[[Any], int], int]] = {
-    "reuse/block_pool.py _FEW_BLOCKS": (lambda run: run.manager._shared.tree.pool._num_used, 16),
+    "reuse/block_pool.py _FEW_BLOCKS": (lambda run: run.manager._shared.tree.pool._num_made, 16),
+    "reuse/block_pool.py _PART_BITS": (lambda run: run.manager._shared.tree.pool._num_made, 512),
+    "reuse/block_pool.py _IN_PART": (lambda run: run.manager._shared.tree.pool._num_made, 512),
     "storage/eviction/returned_pages.py _MOST_UNKNOWN": (
         lambda run: most([queue.num_pages for queue in queues_of(run, LearnedQueue)]), 8,
     ),
