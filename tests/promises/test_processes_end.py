@@ -58,6 +58,12 @@ def serve(device):
     return manager, third
 
 
+def wait_for_signal():
+    \"\"\"`signal.pause` would sleep for ever where another thread has taken the signal before it begins.\"\"\"
+    while True:
+        threading.Event().wait(0.05)
+
+
 def end(how, device):
     kept = serve(device)
     if disk != "slow":
@@ -76,10 +82,10 @@ def end(how, device):
         os._exit(4)
     if how == "SIGTERM":
         os.kill(os.getpid(), signal.SIGTERM)
-        signal.pause()
+        wait_for_signal()
     if how == "SIGINT":
         os.kill(os.getpid(), signal.SIGINT)
-        signal.pause()
+        wait_for_signal()
     if how == "global":
         globals()["kept"] = kept
     if how == "cycle":
