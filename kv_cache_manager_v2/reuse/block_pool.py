@@ -16,10 +16,7 @@ from .block import Block
 
 def count_possible_blocks(storage: PageStorage) -> i64:
     """How many blocks can have a page at once: one for each slot of every pool group and level, where each has a single page left."""
-    num_slots: i64 = 0
-    for allocator in storage.allocators:
-        num_slots += allocator.num_slots
-    return num_slots
+    return sum([int(allocator.num_slots) for allocator in storage.allocators])
 
 
 untrack_class(Block)
@@ -63,29 +60,30 @@ class BlockPool:
 
     def take_many(self, count: i64, blocks: list[Block]) -> None:
         """Append ``count`` private blocks without pages, those that as many calls of `take` would have returned."""
-        num_free: i64 = len(self._free)
-        num_recycled = count if count < num_free else num_free
-        if num_recycled > 0:
-            recycled = self._free[int(num_free - num_recycled) :]
-            recycled.reverse()
-            blocks.extend(recycled)
-            del self._free[int(num_free - num_recycled) :]
-        if num_recycled < count:
-            self._make(count - num_recycled, blocks)
+        kept = max(0, len(self._free) - int(count))
+        recycled = self._free[kept:]
+        recycled.reverse()
+        blocks.extend(recycled)
+        del self._free[kept:]
+        if len(recycled) < count:
+            self._make(count - len(recycled), blocks)
 
     def _make(self, count: i64, blocks: list[Block]) -> None:
         """Append so many new blocks. Which one `take` returns does not depend on how many are made at once."""
         end = self._num_made + count
         self._rows.grow(end)
-        for number in range(self._num_made, end):
-            if number & _IN_PART == 0:
-                part: list[Block] = []
-                untrack([part])
-                self._parts.append(part)
-            block = Block(self._rows.first_page_of(number))
-            self._parts[number >> _PART_BITS].append(block)
-            blocks.append(block)
-            self._num_made += 1
+        first_page = self._rows.first_page_of(self._num_made)
+        while self._num_made < end:
+            if self._num_made & _IN_PART == 0:
+                self._parts.append([])
+                untrack([self._parts[-1]])
+            part = self._parts[-1]
+            begin = len(part)
+            while len(part) <= _IN_PART and self._num_made < end:
+                part.append(Block(first_page))
+                first_page += self._rows.num_life_cycles
+                self._num_made += 1
+            blocks.extend(part[begin:])
 
     def release(self, block: Block) -> None:
         """The block has no page, no parent, no child, no pin."""
