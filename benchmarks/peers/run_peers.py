@@ -19,7 +19,9 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from peer_workloads import BETWEEN, WORK
+sys.path.append(str(Path(__file__).resolve().parent))
+
+from peer_workloads import BETWEEN, WORK  # noqa: E402
 
 FOLDER: Final = Path(__file__).resolve().parent
 ROOT: Final = FOLDER.parents[1]
