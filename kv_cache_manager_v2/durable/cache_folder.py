@@ -9,13 +9,14 @@
 
 A level on several paths has parts on the others (`FolderParts`). The state is the newest whole snapshot, and then all logs from its
 number on. A process begins with a log of its own and writes the snapshot for it, and does so again whenever the log has become large
-(`IndexCompaction`); older files are removed once the snapshot is on the disk. A folder with another layout or format is refused, never
+(`index_compaction`); older files are removed once the snapshot is on the disk. A folder with another layout or format is refused, never
 changed.
 """
 
 import errno
 import json
 import os
+from collections.abc import Generator
 from typing import Final, final
 
 from mypy_extensions import mypyc_attr
@@ -274,26 +275,17 @@ class CacheFolder:
             if not self.parts.is_ours(number):
                 raise _vanished(os.path.join(folder, PART_NAME))
 
-    def write_snapshot(self, snapshot: IndexSnapshot) -> None:
-        """The state at the beginning of the present log; what is older is removed."""
-        target = self.open_snapshot()
+    def write_snapshot(self, snapshot: IndexSnapshot) -> Generator[None, None, None]:
+        """Step by step: the state at the beginning of the present log. After the last step it counts, and what is older is removed."""
+        target = SnapshotFile(self.files, self.path, self._number)
         try:
-            piece = snapshot.take_piece()
-            while piece is not None:
+            for piece in snapshot.pieces():
                 target.write(piece)
-                piece = snapshot.take_piece()
-            self.adopt_snapshot(target)
+                yield
+            target.finish()
         except BaseException:
             target.abandon()
             raise
-
-    def open_snapshot(self) -> SnapshotFile:
-        """That of the state at the beginning of the present log, to be written; then `adopt_snapshot`."""
-        return SnapshotFile(self.files, self.path, self._number)
-
-    def adopt_snapshot(self, target: SnapshotFile) -> None:
-        """It is written whole: it counts from now on, and what is older is removed."""
-        target.finish()
         self.snapshot_bytes = target.num_bytes
         while self._old_names:
             try:

@@ -1,127 +1,86 @@
 """A new snapshot while the manager serves, made step by step by the thread that writes the index, from the files before the present log.
 
-    state     what a step does                                                        way out
-    reading   apply some of the newest snapshot and of the logs after it              all are read: choosing
-    choosing  find some of what the new snapshot says (`SnapshotChoice`)              all is found: writing
-    writing   append a piece of the new snapshot                                      all is written: done
-    done      -; the snapshot has its name, and what it replaces is removed
-
 The present log is new when it begins (`CacheFolder.begin_log`), so that until the end the older files and the present log say all there is,
-as they do while a manager starts. A step reads nothing of the manager but the numbers of the blocks in the tree, copied at the beginning.
+as they do while a manager starts. Nothing is read of the manager but the numbers of the blocks in the tree, copied at the beginning.
 
 Law: a start finds the same pages with the new snapshot as with the files that it replaces, and each block in the tree keeps its node. Nodes
 without either, of blocks that have left the tree and whose pages were overwritten, are left out.
 """
 
 import os
-from typing import Final, final
+from collections.abc import Generator
+from typing import Final
 
-from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from librt.vecs import append, vec
+from mypy_extensions import i64
 
-from ..base.package_log import PackageLog
+from ..base.fair_turns import FairTurns
 from .cache_folder import CacheFolder
 from .index_files import IndexFile
 from .index_snapshot import IndexSnapshot
-from .index_state import IndexState
-from .snapshot_choice import SnapshotChoice
-from .snapshot_file import SnapshotFile
-
-_logger: Final = PackageLog("kv_cache_manager_v2")
+from .index_state import IS_GONE, NO_ORDINAL, IndexState
 
 _STEP_BYTES: Final = 1 << 16
 """Read at once: how long other threads may have to wait for the interpreter."""
+_AT_ONCE: Final = 1 << 10
 
 
-@final
-@mypyc_attr(native_class=True)
-class IndexCompaction:
-    """Made right after `CacheFolder.begin_log`. ``live``: the numbers of the blocks in the tree."""
-
-    __slots__ = ("_folder", "_live", "_names", "_state", "_file", "_choice", "_snapshot", "_target")
-
-    _folder: Final[CacheFolder]
-    _live: vec[i64]
-    _names: Final[list[str]]
-    """To be read, the next one last."""
-    _state: IndexState
-    _file: IndexFile | None
-    """That is being read."""
-    _choice: SnapshotChoice | None
-    _snapshot: IndexSnapshot | None
-    _target: SnapshotFile | None
-
-    def __init__(self, folder: CacheFolder, live: vec[i64]) -> None:
-        self._folder = folder
-        self._live = live
-        self._names = folder.list_older()
-        self._names.reverse()
-        self._state = IndexState()
-        self._file = None
-        self._choice = None
-        self._snapshot = None
-        self._target = None
-
-    def step(self) -> bool:
-        """Some of the work, a millisecond or so; False once all of it is done. `OSError`, `BadRecordError`: to be abandoned."""
-        if self._file is not None:
-            self._read(self._file)
-        elif len(self._names) > 0:
-            self._file = IndexFile(self._folder.files, os.path.join(self._folder.path, self._names.pop()))
-        elif self._snapshot is None:
-            self._choose()
-        else:
-            return self._write(self._snapshot)
-        return True
-
-    def abandon(self) -> None:
-        """The older files stay."""
+def compact(folder: CacheFolder, live: vec[i64]) -> Generator[None, None, None]:
+    """Steps of a millisecond or so, begun right after `CacheFolder.begin_log`; after the last one the snapshot has its name, and what it
+    replaces is gone. ``live``: the numbers of the blocks in the tree. The older files stay after `OSError` or `BadRecordError`, and
+    where the steps are closed early."""
+    state = IndexState()
+    for name in folder.list_older():
+        file = IndexFile(folder.files, os.path.join(folder.path, name))
         try:
-            self._close()
-        except OSError as error:
-            _logger.warning("closing a file in %s: %s", self._folder.path, error)
-        if self._target is not None:
-            self._target.abandon()
-            self._target = None
-
-    # -- reading ------------------------------------------------------------------------------------------------------
-
-    def _read(self, file: IndexFile) -> None:
-        frames = file.read(_STEP_BYTES)
-        if frames is None:
-            self._close()
-            return
-        for records in frames:
-            self._state.apply(records)
-
-    def _close(self) -> None:
-        file = self._file
-        self._file = None
-        if file is not None:
+            frames = file.read(_STEP_BYTES)
+            while frames is not None:
+                for records in frames:
+                    state.apply(records)
+                yield
+                frames = file.read(_STEP_BYTES)
+        finally:
             file.close()
+    snapshot = choose_snapshot(state, live)
+    yield
+    yield from folder.write_snapshot(snapshot)
 
-    # -- writing ------------------------------------------------------------------------------------------------------
 
-    def _choose(self) -> None:
-        state = self._state
-        choice = self._choice
-        if choice is None:
-            choice = SnapshotChoice(state, self._live)
-            self._choice = choice
-        if choice.step():
-            return
-        self._choice = None
-        self._live = vec[i64]()
-        self._snapshot = IndexSnapshot(state, choice.nodes, state.parents, choice.pages, state.page_nodes, state.next_generation)
-        self._target = self._folder.open_snapshot()
+def choose_snapshot(state: IndexState, live: vec[i64]) -> IndexSnapshot:
+    """All pages, the nodes of the tree, the nodes of the pages, and their ancestors. Other threads run meanwhile. ``live``: the numbers of
+    the blocks in the tree; numbers below 1 mean nothing."""
+    turns = FairTurns()
+    parents = state.parents
+    is_kept = vec[bool]()
+    nodes = vec[i64]()
+    pages = vec[i64]()
+    count: i64 = len(parents)
+    for node in range(count):
+        is_kept = append(is_kept, False)
+        _pause(turns, node)
+    for position in range(len(live)):
+        found = state.find(live[position]) if live[position] > 0 else NO_ORDINAL
+        if found != NO_ORDINAL:
+            is_kept[found] = True
+        _pause(turns, position)
+    for page in range(len(state.page_nodes)):
+        owner = state.page_nodes[page]
+        if owner != IS_GONE:
+            is_kept[owner] = True
+            pages = append(pages, page)
+        _pause(turns, page)
+    for position in range(count):
+        last = count - 1 - position
+        if is_kept[last] and parents[last] >= 0:
+            is_kept[parents[last]] = True
+        _pause(turns, position)
+    for node in range(count):
+        if is_kept[node] and parents[node] != IS_GONE:
+            nodes = append(nodes, node)
+        _pause(turns, node)
+    return IndexSnapshot(state, nodes, parents, pages, state.page_nodes, state.next_generation)
 
-    def _write(self, snapshot: IndexSnapshot) -> bool:
-        target = self._target
-        assert target is not None, "a snapshot is written that was not opened"
-        piece = snapshot.take_piece()
-        if piece is not None:
-            target.write(piece)
-            return True
-        self._folder.adopt_snapshot(target)
-        self._target = None
-        return False
+
+def _pause(turns: FairTurns, position: i64) -> None:
+    if position % _AT_ONCE == 0:
+        turns.pause()

@@ -2,7 +2,7 @@
 
 A page's record comes after its bytes: before it is written, the files of the slots are synced. Callers and the workers of the disk only
 put records into a queue whose calls are single C calls, so a caller may be interrupted anywhere, and waits for nothing but `flush`.
-When the log has become large beside the last snapshot, a new one is made between the batches (`IndexCompaction`).
+When the log has become large beside the last snapshot, a new one is made between the batches (`index_compaction`).
 
     state     way out
     writing   close: closed; the disk refuses: failed
@@ -15,6 +15,7 @@ import sys
 import time
 from _thread import start_new_thread
 from collections import deque
+from collections.abc import Generator
 from queue import Empty, SimpleQueue
 from threading import Lock
 from typing import Final, final
@@ -26,7 +27,7 @@ from ..base.package_log import PackageLog
 from ..device.exit_drain import Drained, drain_at_exit, forget_at_exit
 from ..device.slot_watch import SlotWatch
 from .cache_folder import CacheFolder
-from .index_compaction import IndexCompaction
+from .index_compaction import compact
 from .index_snapshot import IndexSnapshot
 from .live_nodes import LiveNodes
 from .node_batch import NodeBatch
@@ -39,6 +40,7 @@ _CLOSE: Final = 3
 _MOST_RECORDS: Final = 4096
 """In one frame."""
 _WATCH_SECONDS: Final = 0.05
+_DONE: Final = object()
 _LEAST_LOG_BYTES: Final = 1 << 20
 _MOST_SNAPSHOTS: Final = 4
 """So many times the bytes of the last snapshot a log may have before the next one."""
@@ -84,8 +86,8 @@ class IndexWriter(Drained):
     _ended: Final[_Latch]
     _is_started: bool
     _live: LiveNodes | None
-    _compaction: IndexCompaction | None
-    """Under way."""
+    _compaction: Generator[None, None, None] | None
+    """Steps that are left."""
     _retry_bytes: int
     """Bytes of the log before a refused snapshot is tried again."""
 
@@ -172,7 +174,8 @@ class IndexWriter(Drained):
         is_open = True
         if snapshot is not None:
             try:
-                self._folder.write_snapshot(snapshot)
+                for _step in self._folder.write_snapshot(snapshot):
+                    pass
             except Exception as error:
                 # The old snapshot and logs are still there, so the state can be read as before.
                 _logger.warning("the durable level in %s keeps its old index: %s", self._folder.path, error)
@@ -224,13 +227,13 @@ class IndexWriter(Drained):
             if self.failure:
                 self._end_compaction()
             elif compaction is not None:
-                if not compaction.step():
+                if next(compaction, _DONE) is _DONE:
                     self._compaction = None
                     self._retry_bytes = 0
             elif self._live is not None and self._folder.log_bytes >= self._count_log_bytes():
                 self._folder.begin_log()
                 # Only now: all whose record is in an older log had its number before.
-                self._compaction = IndexCompaction(self._folder, self._live.copy_numbers())
+                self._compaction = compact(self._folder, self._live.copy_numbers())
         except Exception as error:
             self._end_compaction()
             self._retry_bytes = 2 * max(self._folder.log_bytes, self._count_log_bytes())
@@ -249,7 +252,10 @@ class IndexWriter(Drained):
         compaction = self._compaction
         self._compaction = None
         if compaction is not None:
-            compaction.abandon()
+            try:
+                compaction.close()
+            except OSError as error:
+                _logger.warning("closing a file in %s: %s", self._folder.path, error)
 
     def _write(self, records: list[bytes], has_pages: bool) -> None:
         try:

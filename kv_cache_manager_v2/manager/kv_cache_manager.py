@@ -256,10 +256,8 @@ class KVCacheManager(Handle):
         try:
             found = restore.run()
             if self._shared.guard.is_recording:
-                piece = found.take_piece()
-                while piece is not None:
+                for piece in found.pieces():
                     self._shared.guard.journal.restored(piece)
-                    piece = found.take_piece()
             self._restored = restore
         except BaseException:
             self._release_memory()

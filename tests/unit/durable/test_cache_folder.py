@@ -47,7 +47,7 @@ def test_what_was_appended_is_read_back(tmp_path: object) -> None:
     folder.close()
     again = open_folder(disk, str(tmp_path))
     assert sorted(again.state.nodes) == [1, 2, 3, 4] and len(again.state.pages) == 3
-    again.write_snapshot(snapshot_of(again.state))
+    list(again.write_snapshot(snapshot_of(again.state)))
     again.append(records_of(5))
     again.close()
     left = [os.path.basename(path) for path in disk.paths("log-") + disk.paths("snapshot-")]
@@ -76,7 +76,7 @@ def test_a_damaged_snapshot_is_not_used(tmp_path: object) -> None:
     again.append(records_of(4))
     snapshot = again.path + "/snapshot-2"
     older = dict(disk.files)
-    again.write_snapshot(snapshot_of(again.state))
+    list(again.write_snapshot(snapshot_of(again.state)))
     again.close()
     length = len(disk.files[snapshot].content)
     for cut in range(0, length, 7):

@@ -5,7 +5,7 @@ import errno
 import json
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 import pytest
 from librt.vecs import vec
@@ -14,7 +14,7 @@ from lossy_files import LossyDisk, LossyFiles
 from mypy_extensions import i64
 
 from kv_cache_manager_v2.durable.cache_folder import CacheFolder
-from kv_cache_manager_v2.durable.index_compaction import IndexCompaction
+from kv_cache_manager_v2.durable.index_compaction import compact
 from kv_cache_manager_v2.durable.index_state import IndexState
 from kv_cache_manager_v2.durable.record_format import (
     PACKED,
@@ -118,7 +118,7 @@ class Tree:
 def serve(folder: CacheFolder, files: LossyFiles, tree: Tree, num_records: int, appended: list[bytes]) -> None:
     """Append, with a compaction every 20 records, of which a step is made now and then, until the process is killed. ``appended``: gets
     what was before that."""
-    compaction: IndexCompaction | None = None
+    compaction: Generator[None, None, None] | None = None
     for number in range(num_records):
         records = tree.make_records()
         folder.append(records)
@@ -127,8 +127,8 @@ def serve(folder: CacheFolder, files: LossyFiles, tree: Tree, num_records: int, 
         appended.append(records)
         if number % 20 == 19 and compaction is None:
             folder.begin_log()
-            compaction = IndexCompaction(folder, tree.live())
-        elif compaction is not None and tree.choices.randrange(2) == 0 and not compaction.step():
+            compaction = compact(folder, tree.live())
+        elif compaction is not None and tree.choices.randrange(2) == 0 and next(compaction, 0) == 0:
             compaction = None
 
 
@@ -195,9 +195,8 @@ def test_nodes_of_nothing_are_left_out(tmp_path: object) -> None:
         folder.append(encode_node(number, 1, number.to_bytes(4, "little"), PACKED) + encode_page(number, number, 0, 0, 0, [number]))
     log_bytes = folder.log_bytes
     folder.begin_log()
-    compaction = IndexCompaction(folder, vec[i64]([1]))
-    while compaction.step():
-        pass
+    compaction = compact(folder, vec[i64]([1]))
+    assert list(compaction) != []
     assert folder.log_bytes + folder.snapshot_bytes < 200 < log_bytes
     folder.close()
     again = open_folder(disk, str(tmp_path))
@@ -214,9 +213,8 @@ def test_ancestors_of_pages_stay(tmp_path: object) -> None:
     for records in appended:
         folder.append(records)
     folder.begin_log()
-    compaction = IndexCompaction(folder, vec[i64]())
-    while compaction.step():
-        pass
+    compaction = compact(folder, vec[i64]())
+    assert list(compaction) != []
     folder.close()
     again = open_folder(disk, str(tmp_path))
     assert describe(again.state) == describe(state_of(appended)) and sorted(again.state.nodes) == [1, 2, 3, 4, 5, 6, 7]
@@ -228,16 +226,15 @@ def test_snapshots_that_were_not_finished_are_removed(tmp_path: object) -> None:
     folder = open_folder(disk, str(tmp_path))
     folder.append(encode_root(1, None, "a"))
     folder.begin_log()
-    compaction = IndexCompaction(folder, vec[i64]([1]))
+    compaction = compact(folder, vec[i64]([1]))
     while disk.paths(".new") == []:
-        assert compaction.step()
+        next(compaction)
     assert isinstance(folder.files, LossyFiles)
     folder.files.kill()
     again = open_folder(disk, str(tmp_path))
     again.begin_log()
-    compaction = IndexCompaction(again, vec[i64]([1]))
-    while compaction.step():
-        pass
+    compaction = compact(again, vec[i64]([1]))
+    assert list(compaction) != []
     assert disk.paths(".new") == [] and len(disk.paths("log-")) == 1 and len(disk.paths("snapshot-")) == 1
 
 
@@ -272,22 +269,18 @@ def test_a_full_disk_leaves_the_older_files(part: str, tmp_path: object) -> None
         folder.append(records)
     for _attempt in range(2):
         files.part = part
-        compaction: IndexCompaction | None = None
+        compaction: Generator[None, None, None] | None = None
         with pytest.raises(OSError):
             folder.begin_log()
-            compaction = IndexCompaction(folder, tree.live())
-            while compaction.step():
-                pass
-        if compaction is not None:
-            compaction.abandon()
+            compaction = compact(folder, tree.live())
+            list(compaction)
         assert disk.paths(".new") == [], "its space is free again"
         appended.append(tree.make_records())
         files.part = "?"
         folder.append(appended[-1])
     folder.begin_log()
-    compaction = IndexCompaction(folder, tree.live())
-    while compaction.step():
-        pass
+    compaction = compact(folder, tree.live())
+    assert list(compaction) != []
     appended.append(tree.make_records())
     folder.append(appended[-1])
     assert len(disk.paths("log-")) == 1 and len(disk.paths("snapshot-")) == 1
@@ -304,9 +297,7 @@ def test_a_damaged_file_is_not_replaced(tmp_path: object) -> None:
     (log,) = disk.paths("log-")
     folder.begin_log()
     disk.files[log].content[-1] ^= 1
-    compaction = IndexCompaction(folder, tree.live())
+    compaction = compact(folder, tree.live())
     with pytest.raises(BadRecordError, match="damaged"):
-        while compaction.step():
-            pass
-    compaction.abandon()
+        list(compaction)
     assert len(disk.paths("log-")) == 2 and disk.paths("snapshot-") == []

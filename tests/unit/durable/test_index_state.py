@@ -7,7 +7,7 @@ import pytest
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from kv_cache_manager_v2.durable.index_snapshot import IndexSnapshot, list_pieces
+from kv_cache_manager_v2.durable.index_compaction import choose_snapshot
 from kv_cache_manager_v2.durable.index_state import IndexState
 from kv_cache_manager_v2.durable.record_format import (
     PACKED,
@@ -19,7 +19,6 @@ from kv_cache_manager_v2.durable.record_format import (
     encode_root,
 )
 from kv_cache_manager_v2.durable.index_state import NO_PAGE, SlotTable
-from kv_cache_manager_v2.durable.snapshot_choice import SnapshotChoice
 
 SCOPES = (None, "a", "b")
 
@@ -121,44 +120,17 @@ def test_a_new_snapshot_has_what_is_needed(seed: int) -> None:
         for _action in range(100):
             model.act()
         live = [number for number in model.nodes if model.random.random() < 0.2]
-        choice = SnapshotChoice(model.state, vec[i64]([*live, 0, -2, 1 << 41]))
-        while choice.step():
-            pass
+        snapshot = choose_snapshot(model.state, vec[i64]([*live, 0, -2, 1 << 41]))
         kept: set[int] = set()
         for node in [*live, *[node for node, _generation in model.pages.values()]]:
             kept |= model.ancestors(node)
-        snapshot = IndexSnapshot(
-            model.state, choice.nodes, model.state.parents, choice.pages, model.state.page_nodes, model.state.next_generation
-        )
         again = IndexState()
-        for piece in list_pieces(snapshot):
+        for piece in snapshot.pieces():
             again.apply(piece)
         for node in set(model.nodes) - kept:
             del model.nodes[node]
         model.check(again, kept)
         model.state = again
-
-
-def test_steps_are_short_however_much_there_is() -> None:
-    """Other threads wait for the interpreter as long as a step takes."""
-    state = IndexState()
-    state.apply(encode_root(1, None, None))
-    count = 100_000
-    for begin in range(2, count, 1000):
-        records = [encode_node(node, 1, b"key.", PACKED) + encode_page(node, node, node, 0, 0, []) for node in range(begin, begin + 1000)]
-        state.apply(b"".join(records))
-    choice = SnapshotChoice(state, vec[i64](list(range(1, count))))
-    num_steps = 0
-    longest = 0
-    while True:
-        before = len(choice.nodes) + len(choice.pages)
-        if not choice.step():
-            break
-        longest = max(longest, len(choice.nodes) + len(choice.pages) - before)
-        num_steps += 1
-    # Five walks: flags, live numbers, pages, ancestors, nodes.
-    assert num_steps > 5 * (count // 10_000) and 0 < longest < 10_000
-    assert len(choice.nodes) == state.num_nodes and len(choice.pages) == len(state.page_nodes)
 
 
 @pytest.mark.parametrize("most", [1, 40, 1 << 16, (1 << 60) - 1])
