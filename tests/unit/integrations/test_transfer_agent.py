@@ -603,23 +603,3 @@ def perform_at_random(network: FakeNetwork, random: Random) -> tuple[int, int]:
     for process in processes:
         process.close()
     return num_done, num_failed
-
-
-def test_an_agent_begins_anew_beside_a_manager_that_goes_on(network: FakeNetwork) -> None:
-    clock = Clock()
-    source, target = Process(network, clock, "source"), Process(network, clock, "target")
-    tokens = list(range(16))
-    kept = source.compute(tokens)
-    source.agent.close()
-    source.engine = FakeEngine(network, "source again")
-    source.engine.manager = source.manager
-    source.agent = TransferAgent(
-        source.manager, source.engine, model_id=ModelId("m", heads=(0, 4)), head_layout="NHD", lease_seconds=LEASE, clock=clock
-    )
-    lent = source.agent.offer(kept, tokens)
-    waiting = target.expect(tokens)
-    taken = target.agent.read([lent.offer], waiting, tokens)
-    step(network, source, target)
-    assert taken.state is lent.state is TransferState.DONE and target.is_right(waiting, len(tokens))
-    source.close()
-    target.close()

@@ -19,16 +19,6 @@ def publish(tree, text, tokens_per_block, num_groups=1, scope=DEFAULT_SCOPE):
     return pages
 
 
-def test_stale_blocks_of_the_worked_example():
-    """W = 128, T = 32, 1024 tokens: floor((1024 + 1 - 128) / 32) = 28 blocks are stale."""
-    rule = GroupRule(128, 0)
-    assert [rule.is_stale(ordinal, 1024, 32) for ordinal in range(32)] == [True] * 28 + [False] * 4
-    # Two sink blocks are never stale; without a window nothing is.
-    rule = GroupRule(128, 2)
-    assert [rule.is_stale(ordinal, 1024, 32) for ordinal in range(32)] == [False] * 2 + [True] * 26 + [False] * 4
-    assert not any(GroupRule(None, 0).is_stale(ordinal, 10**9, 32) for ordinal in range(100))
-
-
 def test_stale_block_is_one_whose_last_token_no_layer_reads():
     for window in (1, 2, 5, 8):
         for size in (1, 3, 4):
@@ -51,19 +41,6 @@ def test_window_needs_only_its_end():
     assert tree.match(DEFAULT_SCOPE, abcde, set(pages[:4]), True).best == 4
     assert tree.match(DEFAULT_SCOPE, abcde[:4], set(pages[4:]), True).best == 0
     assert tree.match(DEFAULT_SCOPE, abcde, set(), True).best == 0
-
-
-def test_partial_reuse_of_the_worked_example():
-    """1000 tokens with 32 per block; the first 345 and then others: 345 with partial reuse, 320 = 10 * 32 without."""
-    tree = ReferenceTree(32, [GroupRule(None, 0)])
-    text = tuple(range(1000))
-    pages = publish(tree, text, 32)
-    other = text[:345] + tuple(range(5000, 5100))
-    assert tree.match(DEFAULT_SCOPE, other, pages, True).best == 345
-    assert tree.match(DEFAULT_SCOPE, other, pages, False).best == 320
-    assert tree.match(DEFAULT_SCOPE, text, pages, True).best == 1000
-    assert tree.match(DEFAULT_SCOPE, text, pages, False).best == 1000  # the prompt and the partial last block end together
-    assert tree.match(DEFAULT_SCOPE, text[:999], pages, False).best == 31 * 32
 
 
 def test_scopes_do_not_see_each_other():

@@ -18,7 +18,7 @@ from kv_cache_manager_v2.testing.step_batch import StepBatch
 from kv_cache_manager_v2.testing.token_layout import TokenLayout
 
 from .models import MODELS, attention, model, prompt
-from .paged_stand_in import StandInManager, StandInScratch, StandInSequence, flip_byte
+from .paged_stand_in import StandInManager, StandInSequence, flip_byte
 
 
 @pytest.fixture(params=[1, 2])
@@ -26,39 +26,6 @@ def device(request):
     device = SimulatedDevice(request.param)
     yield device
     device.close()
-
-
-@pytest.mark.parametrize("name", list(MODELS))
-def test_sequences_on_streams_of_their_own(device, name):
-    config = MODELS[name]
-    with StandInManager(config, device) as manager:
-        engine = FakeEngine(config, device)
-        streams = [device.create_stream() for _ in range(3)]
-        sequences = [StandInSequence(manager, 20, stream=stream, id=stream) for stream in streams]
-        tokens = [prompt(stream, 20) for stream in streams]
-        at = 0
-        for length in (9, 6, 1, 1, 3):
-            engine.execute([Step(sequences[n], tokens[n][at : at + length], tokens[n][:at]) for n in range(3)])
-            at += length
-        engine.synchronize()
-        assert engine.mismatches == 0
-        for stream in streams:
-            device.destroy_stream(stream)
-
-
-def test_a_page_of_two_sequences_on_two_streams_is_a_race(device):
-    config = model(attention(0))
-    with StandInManager(config, device) as manager:
-        engine = FakeEngine(config, device, raise_on_mismatch=False)
-        streams = [device.create_stream() for _ in range(2)]
-        sequences = [StandInSequence(manager, 8, stream=stream) for stream in streams]
-        sequences[1].tables[0][0][1] = sequences[0].tables[0][0][1]
-        engine.execute([Step(sequences[0], prompt(1, 8), [])])
-        with pytest.raises(RaceError):
-            engine.execute([Step(sequences[1], prompt(2, 8), [])])
-        for stream in streams:
-            device.synchronize_stream(stream)
-            device.destroy_stream(stream)
 
 
 def test_a_given_stream_is_taken_instead(device):
@@ -188,19 +155,3 @@ def test_accesses_are_exactly_what_the_layer_touches(device, name):
                 assert tuple(found) == bytes_by_brute_force(
                     config, manager, sequence, layer, history, history + num_input
                 )
-
-
-def test_scratch_on_a_late_device(device):
-    # 2 layers of key and value: 4 sub-pages in a slot, 2 blocks of a layer; 3 slots for blocks 0 to 4.
-    config = model(attention(0, window=5), attention(1, window=5), scratch=True)
-    tokens = prompt(3, 24)
-    with StandInManager(config, device) as manager:
-        engine = FakeEngine(config, device)
-        sequence = StandInSequence(manager, 24)
-        sequence.tables[0][0][:5] = [BAD_PAGE_INDEX] * 5
-        sequence.scratch[0] = StandInScratch(0, 5, [manager.allocate(0) for _ in range(3)])
-        engine.execute([Step(sequence, tokens, [])])
-        sequence.scratch.clear()
-        engine.execute([Step(sequence, [], tokens)])
-        engine.synchronize()
-        assert engine.mismatches == 0
