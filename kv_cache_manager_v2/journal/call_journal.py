@@ -2,44 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, final
+from typing import Any, Final, final
 
 from librt.strings import write_i64_le
-from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..config.config_codec import encode_value
-from ..config.retention import RetentionConfig
 from ..reuse.digest_table import DigestTable
 from ..reuse.reuse_scope import ReuseScope
 from ..reuse.token_packing import TOKEN_BYTES, has_digest, unpack_tokens
-from .call_records import ABSENT, CallRecords
-from .journal_format import (
-    CLOSE,
-    COMMIT,
-    COMMIT_GIVEN,
-    COMMIT_LAST,
-    COMMIT_ONE,
-    CREATE,
-    DIGEST_EVERY,
-    GROW,
-    HINT,
-    INVALIDATE,
-    KEEP,
-    MIXED,
-    MOVE,
-    PROBE,
-    PUBLISH_PLANNED,
-    REORDER,
-    RESIZE,
-    RESTORED,
-    RESUME,
-)
+from .call_records import ASKED, CallRecords
+from .journal_format import CLOSE, COMMIT, COMMIT_GIVEN, COMMIT_ONE, DIGEST_EVERY, GROW, MIXED, MOVE, RESIZE, RESTORED
 from .journal_writer import JournalWriter
-
-if TYPE_CHECKING:
-    from ..reuse.token_forms import Tokens
 
 _MAX_SHORT_SERIAL: Final = 1 << 24
 _MAX_SHORT_LENGTH: Final = 1 << 31
@@ -70,81 +44,36 @@ class CallJournal(CallRecords):
     def priority(self, priority: int) -> None:
         self._priorities.append(priority)
 
-    def record(
-        self, operation: i64, first: i64 = ABSENT, second: i64 = ABSENT, third: i64 = ABSENT, fourth: i64 = ABSENT, fifth: i64 = ABSENT
-    ) -> None:
-        self._writer.number(operation)
-        for number in (first, second, third, fourth, fifth):
-            if number != ABSENT:
-                self._writer.number(number)
-        self._writer.end_record()
-
-    def create(
-        self,
-        serial: i64,
-        scope: ReuseScope,
-        tokens: Tokens | None,
-        packed: bytes | None,
-        asks_priorities: bool,
-        prompt_length: int | None,
-        snapshot_positions: list[int],
-        retention: RetentionConfig | None,
-        is_counted: bool,
-    ) -> None:
+    def record(self, operation: i64, *fields: Any) -> None:
         writer = self._writer
-        if packed is not None and len(packed) > 0 and not _is_mixed(tokens, packed):
+        writer.number(operation)
+        for field in fields:
+            if isinstance(field, int):
+                writer.number(field)
+            elif isinstance(field, str):  # ASKED
+                self._list(self._priorities)
+                self._priorities.clear()
+            elif isinstance(field, bytes):
+                self._tokens(field)
+            elif isinstance(field, tuple):
+                self._given_tokens(field[0], field[1])
+            elif isinstance(field, list):
+                self._list(field)
+            elif isinstance(field, ReuseScope):
+                writer.scope_part(field.lora_id)
+                writer.scope_part(field.salt)
+            else:
+                writer.scope_part("" if field is None else encode_value(field))
+        writer.end_record()
+
+    def remember(self, serial: i64, packed: bytes) -> None:
+        if len(packed) > 0 and not has_digest(packed):
             self._prompts[int(serial)] = packed
-        writer.number(CREATE)
-        self._take_priorities()
-        self._scoped_tokens(scope, tokens, packed)
-        writer.number(1 if asks_priorities else 0)
-        writer.number(0 if prompt_length is None else prompt_length + 1)
-        self._numbers(snapshot_positions)
-        writer.scope_part("" if retention is None else encode_value(retention))
-        writer.number(1 if is_counted else 0)
-        writer.end_record()
-
-    def probe(self, scope: ReuseScope, tokens: Tokens | None, packed: bytes | None, with_planned: bool) -> None:
-        self._writer.number(PROBE)
-        self._scoped_tokens(scope, tokens, packed)
-        self._writer.number(1 if with_planned else 0)
-        self._writer.end_record()
-
-    def hint(
-        self, kind: i64, scope: ReuseScope, tokens: Tokens, packed: bytes, value: i64, duration: i64, num_accepted: i64
-    ) -> None:
-        writer = self._writer
-        writer.number(HINT)
-        writer.number(kind)
-        self._scoped_tokens(scope, tokens, packed)
-        writer.number(value)
-        writer.number(duration)
-        writer.number(num_accepted)
-        writer.end_record()
-
-    def invalidate(self, scope: ReuseScope) -> None:
-        self._writer.number(INVALIDATE)
-        self._scope(scope)
-        self._writer.end_record()
 
     def restored(self, records: bytes) -> None:
         self._writer.number(RESTORED)
         self._writer.raw(records)
         self._writer.flush()
-
-    def keep(self, names: list[bytes]) -> None:
-        self._writer.number(KEEP)
-        self._writer.number(len(names))
-        for name in names:
-            self._writer.fixed(name)
-        self._writer.end_record()
-
-    def resume(self, serial: i64, stream: int, result: bool) -> None:
-        self._writer.operation(RESUME, serial)
-        self._take_priorities()
-        self._writer.number(stream)
-        self._writer.number(1 if result else 0)
-        self._writer.end_record()
 
     def grow(self, serial: i64, capacity: i64, history: i64) -> None:
         if serial < _MAX_SHORT_SERIAL and capacity < _MAX_SHORT_LENGTH:
@@ -156,7 +85,7 @@ class CallJournal(CallRecords):
             if num_records & (DIGEST_EVERY - 1) == 0:
                 writer.pass_milestone()
         else:
-            self._long_resize(serial, capacity, history, True)
+            self.record(RESIZE, serial, ASKED, capacity, history, True)
 
     def move(self, serial: i64, capacity: i64, history: i64) -> None:
         writer = self._writer
@@ -165,24 +94,15 @@ class CallJournal(CallRecords):
             write_i64_le(writer.buffer, capacity | history << 32)
             writer.end_record()
         else:
-            self._long_resize(serial, capacity, history, True)
+            self.record(RESIZE, serial, ASKED, capacity, history, True)
 
     def resize(self, serial: i64, capacity: i64, history: i64, old_history: i64, result: bool) -> None:
         if not result or len(self._priorities) > 0:
-            self._long_resize(serial, capacity, history, result)
+            self.record(RESIZE, serial, ASKED, capacity, history, result)
         elif history == old_history:
             self.grow(serial, capacity, history)
         else:
             self.move(serial, capacity, history)
-
-    def _long_resize(self, serial: i64, capacity: i64, history: i64, result: bool) -> None:
-        writer = self._writer
-        writer.operation(RESIZE, serial)
-        self._take_priorities()
-        writer.number(capacity)
-        writer.number(history)
-        writer.number(1 if result else 0)
-        writer.end_record()
 
     def commit_one(self, serial: i64, token: i64) -> None:
         writer = self._writer
@@ -193,24 +113,12 @@ class CallJournal(CallRecords):
             if num_records & (DIGEST_EVERY - 1) == 0:
                 writer.pass_milestone()
         else:
-            writer.operation(COMMIT, serial)
-            writer.number(1)
-            writer.number(MIXED)
-            writer.number(token + 1)
-            writer.end_record()
-
-    def publish_planned(self, serial: i64, packed: bytes, num_offered: i64) -> None:
-        self._writer.operation(PUBLISH_PLANNED, serial)
-        self._tokens(packed)
-        self._writer.number(num_offered)
-        self._writer.end_record()
+            self.record(COMMIT, serial, 1, MIXED, token + 1)
 
     def commit(self, serial: i64, begin: i64, packed: bytes) -> None:
         if len(self._prompts) > 0 and self._commit_given(serial, begin, packed):
             return
-        self._writer.operation(COMMIT, serial)
-        self._tokens(packed)
-        self._writer.end_record()
+        self.record(COMMIT, serial, packed)
 
     def _commit_given(self, serial: i64, begin: i64, packed: bytes) -> bool:
         """Whether the tokens are those that the sequence was given, which then need not be written again.
@@ -228,29 +136,8 @@ class CallJournal(CallRecords):
         rest = packed[num_given:]
         if not is_given or has_digest(rest):
             return False
-        writer = self._writer
-        writer.operation(COMMIT_GIVEN, serial)
-        writer.number(num_given // TOKEN_BYTES)
-        writer.packed_tokens(rest)
-        writer.end_record()
+        self.record(COMMIT_GIVEN, serial, num_given // TOKEN_BYTES, rest)
         return True
-
-    def commit_last(self, serial: i64, packed: bytes) -> None:
-        self._writer.operation(COMMIT_LAST, serial)
-        self._tokens(packed)
-        self._writer.end_record()
-
-    def commit_picked(self, operation: i64, serial: i64, picked: vec[i64], num_heads: i64, packed: bytes) -> None:
-        self._writer.operation(operation, serial)
-        self._writer.number(num_heads)
-        self._numbers([int(number) for number in picked])
-        self._tokens(packed)
-        self._writer.end_record()
-
-    def reorder(self, serial: i64, parents: vec[i64]) -> None:
-        self._writer.operation(REORDER, serial)
-        self._numbers([int(parent) for parent in parents])
-        self._writer.end_record()
 
     def close(self, serial: i64, continues: i64) -> None:
         if len(self._prompts) > 0:
@@ -267,28 +154,21 @@ class CallJournal(CallRecords):
 
     # -- fields -------------------------------------------------------------------------------------------------------
 
-    def _take_priorities(self) -> None:
-        self._numbers(self._priorities)
-        self._priorities.clear()
+    def _list(self, items: list[Any]) -> None:
+        """A count, and as many numbers or names."""
+        self._writer.number(len(items))
+        for item in items:
+            if isinstance(item, int):
+                self._writer.number(item)
+            else:
+                self._writer.buffer.write(item)
 
-    def _numbers(self, numbers: list[int]) -> None:
-        self._writer.number(len(numbers))
-        for number in numbers:
-            self._writer.number(number)
-
-    def _scope(self, scope: ReuseScope) -> None:
-        self._writer.scope_part(scope.lora_id)
-        self._writer.scope_part(scope.salt)
-
-    def _scoped_tokens(self, scope: ReuseScope, tokens: Tokens | None, packed: bytes | None) -> None:
-        self._scope(scope)
-        if tokens is None or packed is None:
-            self._writer.number(0)
-            return
-        self._writer.number(1)
-        if _is_mixed(tokens, packed) and isinstance(tokens, Sequence):
+    def _given_tokens(self, tokens: Any, packed: bytes | None) -> None:
+        """Digests are recorded as they were given: those that the manager does not know are in no table."""
+        self._writer.number(0 if packed is None else 1)
+        if packed is not None and has_digest(packed):
             self._writer.mixed_tokens([token if isinstance(token, bytes) else int(token) for token in tokens])
-        else:
+        elif packed is not None:
             self._writer.packed_tokens(packed)
 
     def _tokens(self, packed: bytes) -> None:
@@ -296,8 +176,3 @@ class CallJournal(CallRecords):
             self._writer.mixed_tokens(unpack_tokens(packed, self._digests))
         else:
             self._writer.packed_tokens(packed)
-
-
-def _is_mixed(tokens: Tokens | None, packed: bytes) -> bool:
-    """Whether the tokens are recorded as they were given: digests that the manager does not know are in no table."""
-    return isinstance(tokens, Sequence) and has_digest(packed)

@@ -5,19 +5,13 @@ So a call records itself without asking whether there is a journal. What a recor
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
-from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.errors import LogicError
-from ..config.retention import RetentionConfig
-from ..reuse.reuse_scope import ReuseScope
 
-if TYPE_CHECKING:
-    from ..reuse.token_forms import Tokens
-
-ABSENT: Final = -1
+ASKED: Final = "asked"
 
 
 @mypyc_attr(native_class=True)
@@ -30,44 +24,17 @@ class CallRecords:
     def priority(self, priority: int) -> None:
         """The user's callback returned it during the call."""
 
-    def record(
-        self, operation: i64, first: i64 = ABSENT, second: i64 = ABSENT, third: i64 = ABSENT, fourth: i64 = ABSENT, fifth: i64 = ABSENT
-    ) -> None:
-        """A call whose record is numbers only: those that are given, in the order of the format."""
+    def record(self, operation: i64, *fields: Any) -> None:
+        """A call, with the fields of its record in the order of `journal_format`: numbers, packed tokens, lists, scopes, retention.
 
-    def create(
-        self,
-        serial: i64,
-        scope: ReuseScope,
-        tokens: Tokens | None,
-        packed: bytes | None,
-        asks_priorities: bool,
-        prompt_length: int | None,
-        snapshot_positions: list[int],
-        retention: RetentionConfig | None,
-        is_counted: bool,
-    ) -> None:
-        """``packed``: what ``tokens`` are."""
+        `ASKED` stands for the priorities that it asked for, a pair for tokens as they were given and packed, or not given.
+        """
 
-    def probe(self, scope: ReuseScope, tokens: Tokens | None, packed: bytes | None, with_planned: bool) -> None:
-        """``packed``: what ``tokens`` are."""
-
-    def hint(
-        self, kind: i64, scope: ReuseScope, tokens: Tokens, packed: bytes, value: i64, duration: i64, num_accepted: i64
-    ) -> None:
-        """``value``: the priority or level."""
-
-    def invalidate(self, scope: ReuseScope) -> None:
-        """All that was kept for the scope is forgotten."""
+    def remember(self, serial: i64, packed: bytes) -> None:
+        """The sequence is made with these tokens, which it will probably commit."""
 
     def restored(self, records: bytes) -> None:
         """The index of the durable level, as the manager found it, before any call. The last ones end with END."""
-
-    def keep(self, names: list[bytes]) -> None:
-        """Keep of the restored prefixes only these."""
-
-    def resume(self, serial: i64, stream: int, result: bool) -> None:
-        """With the priorities that it asked for."""
 
     def resize(self, serial: i64, capacity: i64, history: i64, old_history: i64, result: bool) -> None:
         """With the priorities that it asked for."""
@@ -83,18 +50,6 @@ class CallRecords:
 
     def commit(self, serial: i64, begin: i64, packed: bytes) -> None:
         """A commit of tokens from position ``begin`` on."""
-
-    def publish_planned(self, serial: i64, packed: bytes, num_offered: i64) -> None:
-        """Tokens that follow the committed ones, of which so many were offered."""
-
-    def commit_last(self, serial: i64, packed: bytes) -> None:
-        """A commit of tokens with ``is_end``, and the `stop_committing` that belongs to it."""
-
-    def commit_picked(self, operation: i64, serial: i64, picked: vec[i64], num_heads: i64, packed: bytes) -> None:
-        """A commit of nodes of a tree, or of tokens of several beams: where each token's bytes are."""
-
-    def reorder(self, serial: i64, parents: vec[i64]) -> None:
-        """Each beam goes on from another one."""
 
     def close(self, serial: i64, continues: i64) -> None:
         """The sequence is closed, or its forgotten handle was, with that hint."""

@@ -131,3 +131,51 @@ NAME_BYTES: Final = 16
 """Bytes of the name of a restored prefix."""
 DIGEST_EVERY: Final = 1024
 """A power of two."""
+
+CALLS: Final[dict[int, tuple[str, str]]] = {
+    CREATE: (".create", "psoaLNTb"),
+    RESUME: ("resume", "qpzr"),
+    REWIND: ("rewind", "qnc"),
+    SUSPEND: ("suspend", "q"),
+    CLOSE: (".close", "qh"),
+    RESIZE: ("resize", "qpnnr"),
+    GROW: ("resize", "34y"),
+    MOVE: ("resize", "744y"),
+    COMMIT_ONE: ("commit", "3k"),
+    COMMIT: ("commit", "qt"),
+    COMMIT_GIVEN: (".commit_given", "qnt"),
+    COMMIT_LAST: (".commit_last", "qt"),
+    STOP: ("stop_committing", "qh"),
+    STREAM: ("cuda_stream=", "qz"),
+    SCRATCH: ("enable_swa_scratch_reuse=", "qb"),
+    FORK: ("fork", "qr"),
+    PLAN_DROP: ("plan_committed_block_drop", "q"),
+    DROP: ("drop", "d"),
+    CANCEL_DROP: ("cancel", "d"),
+    COMMIT_TREE: (".commit_tree", "qnNt"),
+    RESERVE: ("reserve_transfer", "qnn"),
+    SETTLE: ("settle", "lZ"),
+    BEAM_WIDTH: ("beam_width=", "qnr"),
+    REORDER: ("reorder_beams", "qN"),
+    COMMIT_BEAMS: (".commit_beams", "qnNt"),
+    PUBLISH_PLANNED: ("publish_planned", "qtc"),
+    PROBE: ("probe_reuse", "sob"),
+    CLEAR: ("clear_reusable_blocks", ""),
+    INVALIDATE: ("invalidate_reuse_scope", "s"),
+    PREFETCH: ("prefetch", "qnr"),
+    ADVANCE: ("advance_clock", "u"),
+    RESIZE_LEVEL: (".resize_level", "nnbnb"),
+    ADJUST: ("adjust", "r"),
+    HINT: (".hint", "nsonnc"),
+    KEEP: ("keep_restored", "K"),
+}
+"""The table of calls: by operation the call that makes it again, and the fields of its record, a letter each.
+
+The call is one of the handle that the first field names (``q`` a sequence, ``3`` and ``7`` one in so many bytes, ``d`` a plan to drop,
+``l`` a lease), else of the manager; with ``=`` a property to set; with a dot what a rerun does in its place, with all the fields. The
+other fields are the arguments, but for ``p``, priorities, and a result at the end: ``r`` 0 or 1, ``c`` a count, ``y`` True without a byte.
+
+``n`` a number, ``4`` one of 4 bytes, ``k`` a token of 4 bytes, ``b`` 0 or 1, ``L`` a number + 1 or 0, ``N`` numbers, ``K`` names, ``t``
+tokens, ``o`` whether there are tokens and they, ``s`` a scope, ``h`` a hint, ``z`` a stream, ``Z`` a stream + 1 or 0, ``a`` whether
+there is a priority callback, ``T`` terms of retention, ``u`` microseconds.
+"""

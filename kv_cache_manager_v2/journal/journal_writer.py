@@ -86,14 +86,6 @@ class JournalWriter:
         self.number(len(data))
         self.buffer.write(data)
 
-    def fixed(self, data: bytes) -> None:
-        """Bytes of a length that the reader knows."""
-        self.buffer.write(data)
-
-    def operation(self, code: i64, serial: i64) -> None:
-        self.number(code)
-        self.number(serial)
-
     def scope_part(self, part: int | str | None) -> None:
         if part is None:
             self.number(NOTHING)

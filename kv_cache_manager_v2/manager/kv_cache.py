@@ -28,7 +28,8 @@ from ..base.handle import Handle
 from ..base.ids import DEFAULT_BEAM_INDEX, GPU_LEVEL, PageIndexMode, TokenIdExt
 from ..base.package_log import PackageLog
 from ..base.ranges import HalfOpenRange
-from ..journal.journal_format import BEAM_WIDTH, FORK, PREFETCH, RESERVE, REWIND, SCRATCH, STOP, STREAM, SUSPEND
+from ..journal.call_records import ASKED
+from ..journal.journal_format import BEAM_WIDTH, FORK, PREFETCH, REORDER, RESERVE, RESUME, REWIND, SCRATCH, STOP, STREAM, SUSPEND
 from ..layout.scratch_desc import ScratchDesc
 from ..reuse.reuse_scope import ReuseScope
 from ..reuse.token_packing import single_token, unpack_tokens
@@ -179,7 +180,7 @@ class KVCache(Handle):
             stream = state.stream if cuda_stream is None else to_stream(cuda_stream, state.shared.device)
             waits = to_bool(wait, "wait")
             result = not refuse_other_stream(state, stream) and residency.try_resume(state, stream, waits)
-            journal.resume(state.request.serial, stream, result)
+            journal.record(RESUME, state.request.serial, ASKED, stream, result)
             return result
 
     @property
@@ -211,7 +212,7 @@ class KVCache(Handle):
             if not 0 <= level < num_levels:
                 raise ValueError(f"target_level is {level}; there are {num_levels} cache levels")
             result = prefetching.try_prefetch(state, level)
-            journal.record(PREFETCH, state.request.serial, level, int(result))
+            journal.record(PREFETCH, state.request.serial, level, result)
             return result
 
     def suspend(self) -> None:
@@ -406,7 +407,7 @@ class KVCache(Handle):
                 state.scratch.is_enabled = is_wanted
                 state.scratch.is_new = is_wanted
                 state.next_slow_capacity = 0
-                journal.record(SCRATCH, state.request.serial, int(is_wanted))
+                journal.record(SCRATCH, state.request.serial, is_wanted)
 
     # -- tokens --------------------------------------------------------------------------------------------------------
 
@@ -629,17 +630,17 @@ class KVCache(Handle):
             self._require_valid("reorder_beams")
             width = len(state.sharing.beams) + 1
             found = to_counts(to_list(parents, "parents"), "one of parents")
-            if len(found) != width or max([int(parent) for parent in found]) >= width:
+            given = [int(parent) for parent in found]
+            if len(given) != width or max(given) >= width:
                 raise ValueError(
-                    f"sequence {state.id}: parents is {[int(parent) for parent in found]} for {width} beams; give for each the "
-                    f"beam that it goes on from"
+                    f"sequence {state.id}: parents is {given} for {width} beams; give for each the beam that it goes on from"
                 )
             if width == 1:
                 return
             if len(state.arrivals.points) > 0:
                 page_arrivals.await_arrivals(state)
             reorder(state, found)
-            journal.reorder(state.request.serial, found)
+            journal.record(REORDER, state.request.serial, given)
 
     # -- transfers and planned drops -----------------------------------------------------------------------------------
 

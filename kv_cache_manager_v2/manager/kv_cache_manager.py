@@ -65,8 +65,22 @@ from ..events.layer_group_facts import FULL_ATTENTION, MAMBA, SLIDING_WINDOW, La
 from ..introspect.description import describe
 from ..introspect.invariants import check_invariants
 from ..journal.call_journal import CallJournal
-from ..journal.call_records import CallRecords
-from ..journal.journal_format import ADJUST, ADVANCE, CLEAR, DEMOTE, RELEASE, RESIZE_LEVEL, RETAIN, WARM
+from ..journal.call_records import ASKED, CallRecords
+from ..journal.journal_format import (
+    ADJUST,
+    ADVANCE,
+    CLEAR,
+    CREATE,
+    DEMOTE,
+    HINT,
+    INVALIDATE,
+    KEEP,
+    PROBE,
+    RELEASE,
+    RESIZE_LEVEL,
+    RETAIN,
+    WARM,
+)
 from ..journal.journal_writer import JournalWriter
 from ..layout.buffer_id import BufferId
 from ..layout.life_cycle import LifeCycle
@@ -395,7 +409,7 @@ class KVCacheManager(Handle):
             self._restored = None
             if durable is not None:
                 durable.clear_scope(scope.lora_id, scope.salt)
-            journal.invalidate(scope)
+            journal.record(INVALIDATE, scope)
         if durable is not None:
             durable.require_recorded(f"invalidate_reuse_scope({scope!r})")
 
@@ -431,7 +445,7 @@ class KVCacheManager(Handle):
             guard.begin_change()
             restore.keep(chosen, found.has_weights(given))
             guard.end_change()
-            journal.keep(given)
+            journal.record(KEEP, given)
             return int(restore.num_pages)
 
     def _names_of_restored(self, call: str) -> RestoredNames:
@@ -501,7 +515,8 @@ class KVCacheManager(Handle):
                 self._require_open()
                 num_tokens = self._matches.count_tokens(scope, packed, with_planned, is_whole)
                 if num_tokens >= 0:
-                    journal.probe(scope, tokens, packed, with_planned)
+                    if guard.is_recording:
+                        journal.record(PROBE, scope, (tokens, packed), with_planned)
                     return int(num_tokens)
 
     def create_kv_cache(
@@ -557,9 +572,11 @@ class KVCacheManager(Handle):
                 _add_terms(request, terms, self._config.tokens_per_block)
             state = self._begin(request, input_tokens, packed, positions)
             kv_cache = KVCache(state, self, self._open_sequences)
-            length = None if expected_prompt_length is None else prompt_length
+            given = (input_tokens, packed)
+            length = 0 if expected_prompt_length is None else prompt_length + 1
             asks = custom_priority_callback is not None
-            journal.create(serial, scope, input_tokens, packed, asks, length, positions, terms, is_counted)
+            journal.remember(serial, b"" if packed is None else packed)
+            journal.record(CREATE, ASKED, scope, given, asks, length, positions, terms, is_counted)
             return kv_cache
 
     def _begin(self, request: Request, input_tokens: Tokens | None, packed: bytes | None, positions: list[int]) -> SequenceState:
@@ -724,7 +741,7 @@ class KVCacheManager(Handle):
             packed = pack_tokens(input_tokens, self._shared.tree.digests, False, "input_tokens")
             result = apply_hint(self._shared, kind, scope, packed, value, duration)
             self._restored = None
-            journal.hint(kind, scope, input_tokens, packed, value, duration - EXPECTED, result.num_accepted)
+            journal.record(HINT, kind, scope, (input_tokens, packed), value, duration - EXPECTED, result.num_accepted)
             return result
 
     # -- the model as the manager sees it ------------------------------------------------------------------------------
@@ -921,7 +938,7 @@ class KVCacheManager(Handle):
             grows_partly = to_bool(best_efforts, "best_efforts")
             result = self._levels.resize(level, num_bytes, grows_partly)
             self._restored = None
-            journal.record(RESIZE_LEVEL, level, num_bytes, int(grows_partly), self._levels.quota(level), int(result))
+            journal.record(RESIZE_LEVEL, level, num_bytes, grows_partly, self._levels.quota(level), result)
             return result
 
     @property
@@ -940,7 +957,7 @@ class KVCacheManager(Handle):
             self._require_open()
             has_changed = self._levels.adjust()
             self._restored = None
-            journal.record(ADJUST, int(has_changed))
+            journal.record(ADJUST, has_changed)
             return has_changed
 
     def advance_clock(self, seconds: Given[float]) -> None:

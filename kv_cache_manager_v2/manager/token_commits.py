@@ -14,7 +14,7 @@ from mypy_extensions import i64
 
 from ..base.checks import is_bytes, to_count, to_counts, to_list
 from ..base.errors import LogicError
-from ..journal.journal_format import COMMIT_BEAMS, COMMIT_TREE
+from ..journal.journal_format import COMMIT_BEAMS, COMMIT_LAST, COMMIT_TREE, PUBLISH_PLANNED
 from ..reuse.token_packing import TOKEN_BYTES, pack_tokens
 from ..sequence import commit as commit_steps
 from ..sequence import page_arrivals
@@ -79,7 +79,7 @@ def commit_last(state: SequenceState, tokens: Tokens) -> None:
     """Nothing will be committed after them; the caller calls `commit.stop_committing`, which belongs to the same record."""
     packed = _pack(state, tokens)
     commit_steps.commit_packed(state, packed, True)
-    state.shared.guard.journal.commit_last(state.request.serial, packed)
+    state.shared.guard.journal.record(COMMIT_LAST, state.request.serial, packed)
 
 
 def commit_given(state: SequenceState, num_tokens: i64) -> None:
@@ -154,7 +154,7 @@ def commit_of_beams(
             shared.tree.digests.acquire_again(packed)
         commit_steps.commit_packed(further, packed)
     shared.guard.end_change()
-    shared.guard.journal.commit_picked(COMMIT_BEAMS, state.request.serial, sources, heads, packed)
+    shared.guard.journal.record(COMMIT_BEAMS, state.request.serial, heads, [int(source) for source in sources], packed)
 
 
 def commit_nodes(
@@ -177,7 +177,7 @@ def commit_nodes(
     shared.guard.begin_change()
     commit_steps.commit_packed(state, packed)
     shared.guard.end_change()
-    shared.guard.journal.commit_picked(COMMIT_TREE, state.request.serial, positions, heads, packed)
+    shared.guard.journal.record(COMMIT_TREE, state.request.serial, heads, [int(position) for position in positions], packed)
 
 
 def offer_tokens(state: SequenceState, tokens: Tokens) -> int:
@@ -201,7 +201,7 @@ def offer_tokens(state: SequenceState, tokens: Tokens) -> int:
             state.shared.guard.begin_change()
             num_offered = offer(state, packed)
             state.shared.guard.end_change()
-        state.shared.guard.journal.publish_planned(state.request.serial, packed, num_offered)
+        state.shared.guard.journal.record(PUBLISH_PLANNED, state.request.serial, packed, num_offered)
         return int(num_offered)
     finally:
         tree.digests.release(packed)

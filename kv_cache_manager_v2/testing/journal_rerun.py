@@ -20,6 +20,7 @@ from ..base.value import Value
 from ..config.cache_tier_config import DiskCacheTierConfig
 from ..config.config_codec import decode_config, decode_retention
 from ..config.manager_config import KVCacheManagerConfig
+from ..config.retention import RetentionConfig
 from ..device.external_device import ExternalDevice
 from ..device.port import Device
 from ..journal import journal_format as form
@@ -31,10 +32,15 @@ from ..manager.kv_cache import KVCache
 from ..manager.kv_cache_manager import KVCacheManager
 from ..manager.transfer_lease import TransferLease
 from ..reuse.reuse_scope import ReuseScope
+from ..sequence.priority_callback import PriorityCallback
 from ..sequence.retention_plan import EXPECTED, FOR_EVER
 
 
 _CALLS_BETWEEN_UPDATES: Final = 64
+_RESULTS: Final = ("r", "c", "y")
+_HANDLES: Final = ("q", "3", "7", "d", "l")
+_FIXED_BYTES: Final = {"3": 3, "4": 4, "7": 7, "k": 4}
+_NO_ARGUMENT: Final = object()
 
 
 @dataclass(frozen=True)
@@ -87,7 +93,7 @@ class _Rerun:
     """One journal on its way through a new manager."""
 
     __slots__ = (
-        "reader", "device", "check_invariants", "manager", "sequences", "plans", "leases", "num_created", "streams",
+        "reader", "device", "check_invariants", "manager", "sequences", "plans", "leases", "num_created", "serial", "streams",
         "priorities", "num_calls", "num_digests", "num_torn_bytes", "prompts", "stop_after", "dump", "progress", "folder",
     )  # fmt: skip
 
@@ -96,9 +102,11 @@ class _Rerun:
     check_invariants: Final[bool]
     manager: Final[KVCacheManager]
     sequences: Final[dict[int, KVCache]]
-    plans: Final[list[CommittedBlockDrop | None]]
+    plans: Final[list[CommittedBlockDrop]]
     leases: Final[dict[int, TransferLease]]
     num_created: int
+    serial: int
+    """Of the sequence that the present call is about."""
     streams: Final[dict[int, int]]
     priorities: list[int]
     num_calls: int
@@ -138,7 +146,7 @@ class _Rerun:
         self.sequences = {}
         self.plans = []
         self.leases = {}
-        self.num_created = 0
+        self.num_created = self.serial = 0
         self.streams = {}
         self.priorities = []
         self.num_calls = 0
@@ -158,7 +166,6 @@ class _Rerun:
                 try:
                     self.apply(self.reader.number())
                 except TornJournalError:
-                    # All fields of a record are read before anything is done.
                     self.num_calls, self.num_torn_bytes = num_calls, num_bytes_left
                     break
                 except CorruptedError:
@@ -174,7 +181,7 @@ class _Rerun:
         finally:
             for kv_cache in self.sequences.values():
                 kv_cache.close()
-            for lease in self.leases.values():
+            for lease in self.manager.open_leases:
                 lease.settle()
             self.manager.shutdown(0)
             self.remove_folder()
@@ -194,190 +201,143 @@ class _Rerun:
             self.num_digests += 1
             return
         self.num_calls += 1
-        if operation == form.CREATE:
-            self.create()
-        elif operation == form.GROW:
-            self.move(self.sequence(int(reader.fixed(3))), int(reader.fixed(4)), None)
-        elif operation == form.MOVE:
-            self.move(self.sequence(int(reader.fixed(7))), int(reader.fixed(4)), int(reader.fixed(4)))
-        elif operation == form.COMMIT_ONE:
-            self.sequence(int(reader.fixed(3))).commit([int(reader.fixed(4))])
-        elif operation == form.PROBE:
-            scope, tokens = self.text()
-            self.manager.probe_reuse(scope, tokens, bool(reader.number()))
-        elif operation == form.SETTLE:
-            number = int(reader.number())
-            if number not in self.leases:
-                raise JournalError(f"byte {reader.position}: lease {number} is not open")
-            stream = reader.number()
-            self.leases.pop(number).settle(None if stream == 0 else self.stream(stream - 1))
-        elif operation == form.DROP:
-            self.plan().drop()
-        elif operation == form.CANCEL_DROP:
-            self.plan().cancel()
-        elif operation == form.HINT:
-            self.hint()
-        elif operation == form.ADVANCE:
-            self.manager.advance_clock(int(reader.number()) / 1_000_000)
-        elif operation == form.RESIZE_LEVEL:
-            self.resize_level()
-        elif operation == form.ADJUST:
-            self.compare("result", bool(reader.number()), self.manager.adjust())
-        elif operation == form.CLEAR:
-            self.manager.clear_reusable_blocks()
-        elif operation == form.KEEP:
-            self.manager.keep_restored([reader.raw(form.NAME_BYTES) for _ in range(reader.number())])
-        elif operation == form.INVALIDATE:
-            self.manager.invalidate_reuse_scope(self.scope())
-        else:
-            self.apply_to_sequence(operation, int(reader.number()))
-
-    def apply_to_sequence(self, operation: int, serial: int) -> None:
-        reader = self.reader
-        # Through Any, as a user's code does: mypyc passes numbers wrongly to setters that are declared wider.
-        kv_cache: Any = self.sequence(serial)
-        if operation == form.RESUME:
-            self.read_priorities()
-            stream = self.stream(reader.number())
-            self.compare("result", bool(reader.number()), kv_cache.resume(stream))
-        elif operation == form.PREFETCH:
-            level = int(reader.number())
-            self.compare("result", bool(reader.number()), kv_cache.prefetch(level))
-        elif operation == form.REWIND:
-            count = int(reader.number())
-            self.compare("result", int(reader.number()), kv_cache.rewind(count))
-        elif operation == form.SUSPEND:
-            kv_cache.suspend()
-        elif operation == form.CLOSE:
-            self.sequences.pop(serial).close(self.read_hint())
-            self.prompts.pop(serial, None)
-        elif operation == form.RESIZE:
-            self.read_priorities()
-            capacity, history = reader.number(), reader.number()
-            self.compare("result", bool(reader.number()), kv_cache.resize(capacity, history))
-        elif operation == form.COMMIT:
-            kv_cache.commit(reader.tokens())
-        elif operation == form.PUBLISH_PLANNED:
-            tokens = reader.tokens()
-            self.compare("result", int(reader.number()), kv_cache.publish_planned(tokens))
-        elif operation == form.COMMIT_LAST:
-            kv_cache.commit(reader.tokens(), is_end=True)
-        elif operation == form.COMMIT_GIVEN:
-            kv_cache.commit(self.given_tokens(serial, kv_cache.num_committed_tokens) + reader.tokens())
-        elif operation == form.STOP:
-            kv_cache.stop_committing(self.read_hint())
-        elif operation == form.STREAM:
-            kv_cache.cuda_stream = self.stream(reader.number())
-        elif operation == form.SCRATCH:
-            kv_cache.enable_swa_scratch_reuse = bool(reader.number())
-        elif operation == form.FORK:
-            is_made = bool(reader.number())
-            try:
-                self.sequences[self.num_created] = kv_cache.fork()
-                self.num_created += 1
-                self.compare("result", is_made, True)
-            except OutOfPagesError:
-                self.compare("result", is_made, False)
-        elif operation == form.RESERVE:
-            lease = kv_cache.reserve_transfer(reader.number(), reader.number())
-            self.leases[lease.number] = lease
-        else:
-            self.apply_to_beams(operation, kv_cache)
-
-    def apply_to_beams(self, operation: int, kv_cache: Any) -> None:
-        """Calls that are about several continuations of one sequence, and plans to drop its published end."""
-        reader = self.reader
-        if operation == form.COMMIT_TREE:
-            num_heads = reader.number()
-            positions = self.numbers()
-            kv_cache.commit_tree(reader.tokens(), positions, num_heads)
-        elif operation == form.COMMIT_BEAMS:
-            num_heads = reader.number()
-            beams = self.numbers()
-            kv_cache.commit(reader.tokens(), beams, num_heads)
-        elif operation == form.BEAM_WIDTH:
-            width, is_changed = int(reader.number()), bool(reader.number())
-            try:
-                kv_cache.beam_width = width
-                self.compare("result", is_changed, True)
-            except OutOfPagesError:
-                self.compare("result", is_changed, False)
-        elif operation == form.REORDER:
-            kv_cache.reorder_beams(self.numbers())
-        elif operation == form.PLAN_DROP:
-            self.plans.append(kv_cache.plan_committed_block_drop())
-        else:
+        if operation not in form.CALLS:
             raise JournalError(f"byte {reader.position}: {operation} is no operation")
-
-    def read_hint(self) -> bool | None:
-        hint = self.reader.number()
-        return None if hint == 0 else hint == 1
-
-    def given_tokens(self, serial: int, begin: int) -> list[int | bytes]:
-        count = int(self.reader.number())
-        tokens = self.prompts.get(serial, [])[begin : begin + count]
-        if len(tokens) < count:
-            raise JournalError(f"byte {self.reader.position}: sequence {serial} was not given {begin + count} tokens")
-        return tokens
-
-    def move(self, kv_cache: KVCache, capacity: int, history: int | None) -> None:
+        name, kinds = form.CALLS[operation]
         self.priorities = []
-        self.compare("result", True, kv_cache.resize(capacity, history))
+        # All fields of a record are read before anything is done.
+        fields = [self.field(kind) for kind in kinds]
+        recorded = fields.pop() if kinds[-1:] in _RESULTS else None
+        # Through Any, as a user's code does: mypyc passes numbers wrongly to setters that are declared wider.
+        target: Any = self if name[0] == "." else fields.pop(0) if kinds[:1] in _HANDLES else self.manager
+        arguments = [field for field in fields if field is not _NO_ARGUMENT]
+        found: Any = True
+        try:
+            if name[-1] == "=":
+                setattr(target, name[:-1], arguments[0])
+            else:
+                found = getattr(target, name.lstrip("."))(*arguments)
+        except OutOfPagesError:
+            if recorded is None:
+                raise
+            found = False
+        if isinstance(found, KVCache):
+            self.sequences[self.num_created] = found
+            self.num_created += 1
+            found = True
+        elif isinstance(found, CommittedBlockDrop):
+            self.plans.append(found)
+        elif isinstance(found, TransferLease):
+            self.leases[found.number] = found
+        if recorded is not None:
+            self.compare("result", recorded, found)
 
-    def numbers(self) -> list[int]:
-        return [int(self.reader.number()) for _ in range(self.reader.number())]
+    def field(self, kind: str) -> Any:
+        """The next field of a record, as `journal_format.CALLS` names its kind."""
+        reader = self.reader
+        if kind == "y":
+            return True
+        if kind == "t":
+            return reader.tokens()
+        if kind == "o":
+            return reader.tokens() if reader.number() else None
+        if kind == "s":
+            return self.scope()
+        if kind == "T":
+            text = str(reader.scope_part())
+            return decode_retention(text) if text else None
+        number = int(reader.fixed(_FIXED_BYTES[kind])) if kind in _FIXED_BYTES else int(reader.number())
+        if kind in "q37":
+            self.serial = number
+            return self.opened(self.sequences.get(number), f"sequence {number}")
+        if kind == "l":
+            return self.opened(self.leases.get(number), f"lease {number}")
+        if kind == "d":
+            return self.opened(self.plans[number] if number < len(self.plans) else None, f"plan {number} to drop committed blocks")
+        if kind == "p":
+            self.priorities = [int(reader.number()) for _ in range(number)]
+            self.priorities.reverse()
+            return _NO_ARGUMENT
+        if kind == "N":
+            return [int(reader.number()) for _ in range(number)]
+        if kind == "K":
+            return [reader.raw(form.NAME_BYTES) for _ in range(number)]
+        if kind == "k":
+            return [number]
+        if kind in "br":
+            return number != 0
+        if kind == "h":
+            return None if number == 0 else number == 1
+        if kind == "z":
+            return self.stream(number)
+        if kind == "Z":
+            return None if number == 0 else self.stream(number - 1)
+        if kind == "L":
+            return None if number == 0 else number - 1
+        if kind == "a":
+            return self.next_priority if number else None
+        return number / 1_000_000 if kind == "u" else number
 
-    def plan(self) -> CommittedBlockDrop:
-        number = int(self.reader.number())
-        plan = self.plans[number] if number < len(self.plans) else None
-        if plan is None:
-            raise JournalError(f"byte {self.reader.position}: there is no plan {number} to drop committed blocks")
-        return plan
+    def opened(self, handle: object, name: str) -> object:
+        if handle is None:
+            raise JournalError(f"byte {self.reader.position}: {name} is not open")
+        return handle
 
-    def hint(self) -> None:
-        kind = self.reader.number()
-        scope, tokens = self.text()
-        value, duration, num_accepted = self.reader.number(), self.reader.number(), self.reader.number()
+    # -- calls whose records are not their arguments -------------------------------------------------------------------
+
+    def create(
+        self,
+        scope: ReuseScope,
+        tokens: list[int | bytes] | None,
+        callback: PriorityCallback | None,
+        length: int | None,
+        positions: list[int],
+        terms: RetentionConfig | None,
+        is_counted: bool,
+    ) -> KVCache:
+        if tokens is not None:
+            self.prompts[self.num_created] = tokens
+        return self.manager.create_kv_cache(scope, tokens, None, callback, length, is_counted, positions, terms)
+
+    def close(self, kv_cache: KVCache, continues: bool | None) -> None:
+        kv_cache.close(continues)
+        del self.sequences[self.serial]
+        self.prompts.pop(self.serial, None)
+
+    def commit_given(self, kv_cache: KVCache, count: int, more: list[int | bytes]) -> None:
+        begin = kv_cache.num_committed_tokens
+        tokens = self.prompts.get(self.serial, [])[begin : begin + count]
+        if len(tokens) < count:
+            raise JournalError(f"byte {self.reader.position}: sequence {self.serial} was not given {begin + count} tokens")
+        kv_cache.commit(tokens + more)
+
+    def commit_last(self, kv_cache: KVCache, tokens: list[int | bytes]) -> None:
+        kv_cache.commit(tokens, is_end=True)
+
+    def commit_tree(self, kv_cache: KVCache, num_heads: int, positions: list[int], tokens: list[int | bytes]) -> None:
+        kv_cache.commit_tree(tokens, positions, num_heads)
+
+    def commit_beams(self, kv_cache: KVCache, num_heads: int, beams: list[int], tokens: list[int | bytes]) -> None:
+        kv_cache.commit(tokens, beams, num_heads)
+
+    def hint(self, kind: int, scope: ReuseScope, tokens: list[int | bytes] | None, value: int, duration: int) -> int:
         text = [] if tokens is None else tokens
         if kind == form.RETAIN:
             microseconds = duration + EXPECTED
             seconds = None if microseconds == EXPECTED else inf if microseconds == FOR_EVER else microseconds / 1_000_000
-            answer = self.manager.retain(text, scope, value, seconds)
-        elif kind == form.RELEASE:
-            answer = self.manager.release(text, scope)
-        elif kind == form.DEMOTE:
-            answer = self.manager.demote(text, scope)
-        else:
-            answer = self.manager.prefetch(text, scope, value)
-        self.compare("result", num_accepted, answer.num_accepted)
+            return self.manager.retain(text, scope, value, seconds).num_accepted
+        if kind == form.RELEASE:
+            return self.manager.release(text, scope).num_accepted
+        if kind == form.DEMOTE:
+            return self.manager.demote(text, scope).num_accepted
+        return self.manager.prefetch(text, scope, value).num_accepted
 
-    def resize_level(self) -> None:
-        level, quota, best_efforts = self.reader.number(), self.reader.number(), bool(self.reader.number())
-        new_quota, result = self.reader.number(), bool(self.reader.number())
+    def resize_level(self, level: int, quota: int, best_efforts: bool, new_quota: int, result: bool) -> None:
         # With best efforts the recording machine's memory decided: the outcome is asked for, not the wish.
         found = self.manager.resize(level, new_quota if best_efforts and result else quota, best_efforts)
         self.compare("result", result, found)
 
-    def create(self) -> None:
-        self.read_priorities()
-        scope, tokens = self.text()
-        callback = self.next_priority if self.reader.number() else None
-        prompt_length = self.reader.number()
-        positions = [self.reader.number() for _ in range(self.reader.number())]
-        retention = str(self.reader.scope_part())
-        is_counted = bool(self.reader.number())
-        self.sequences[self.num_created] = self.manager.create_kv_cache(
-            scope,
-            tokens,
-            custom_priority_callback=callback,
-            expected_prompt_length=None if prompt_length == 0 else prompt_length - 1,
-            snapshot_positions=positions,
-            retention=decode_retention(retention) if retention else None,
-            count_in_statistics=is_counted,
-        )
-        if tokens is not None:
-            self.prompts[self.num_created] = tokens
-        self.num_created += 1
+    # -- fields --------------------------------------------------------------------------------------------------------
 
     def scope(self) -> ReuseScope:
         lora_id, salt = self.reader.scope_part(), self.reader.scope_part()
@@ -385,26 +345,12 @@ class _Rerun:
             raise JournalError(f"byte {self.reader.position}: a LoRA id is no text")
         return ReuseScope(lora_id, salt)
 
-    def text(self) -> tuple[ReuseScope, list[int | bytes] | None]:
-        scope = self.scope()
-        return scope, self.reader.tokens() if self.reader.number() else None
-
-    def sequence(self, serial: int) -> KVCache:
-        kv_cache = self.sequences.get(serial)
-        if kv_cache is None:
-            raise JournalError(f"byte {self.reader.position}: sequence {serial} is not open")
-        return kv_cache
-
     def stream(self, recorded: int) -> int:
         stream = self.streams.get(recorded)
         if stream is None:
             stream = self.device.create_stream() if self.streams else self.device.default_stream()
             self.streams[recorded] = stream
         return stream
-
-    def read_priorities(self) -> None:
-        self.priorities = [int(self.reader.number()) for _ in range(self.reader.number())]
-        self.priorities.reverse()
 
     def next_priority(self, ordinal: BlockOrdinal, life_cycle: LifeCycle) -> int:
         if not self.priorities:
