@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 
 from mypy_extensions import mypyc_attr
 
-from ..base.checks import require_path, to_int_within, to_text
+from ..base.checks import require_path, to_instance_or_none, to_int_within, to_text
 from ..base.ids import CacheTier
 from .config_value import ConfigValue, given, take_float, take_int, take_optional_int, take_text, to_tuple, validate_bool
 from .eviction_policy import EvictionPolicy, to_eviction_policy
@@ -135,9 +135,7 @@ class DiskCacheTierConfig(ConfigValue):
                 "DiskCacheTierConfig.read_only is True and durable is False: only a durable level has pages of another process; give both"
             )
         _take_paths(self)
-        model_id = given(self, "model_id")
-        if model_id is not None and not isinstance(model_id, ModelId):
-            raise TypeError(f"DiskCacheTierConfig.model_id must be a ModelId or None, not {type(model_id).__name__}")
+        model_id = to_instance_or_none(given(self, "model_id"), ModelId, "DiskCacheTierConfig.model_id")
         if self.durable and model_id is None:
             raise ValueError(
                 "DiskCacheTierConfig.durable is True and model_id is None, but it needs a model_id: another process must be able to tell "

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from mypy_extensions import mypyc_attr
 
+from ..base.checks import to_instance
 from .config_value import ConfigValue, take_int, take_optional_float, take_optional_int, to_tuple
 
 MAX_PRIORITY = 100
@@ -54,11 +55,8 @@ class RetentionConfig(ConfigValue):
     generated_duration_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        items: list[TokenRangeRetention] = []
-        for index, item in enumerate(to_tuple(self.ranges, "RetentionConfig.ranges")):
-            if not isinstance(item, TokenRangeRetention):
-                raise TypeError(f"RetentionConfig.ranges[{index}] must be a TokenRangeRetention, not {type(item).__name__}")
-            items.append(item)
+        given = to_tuple(self.ranges, "RetentionConfig.ranges")
+        items = [to_instance(item, TokenRangeRetention, f"RetentionConfig.ranges[{index}]") for index, item in enumerate(given)]
         object.__setattr__(self, "ranges", tuple(items))
         take_optional_int(self, "generated_priority", "RetentionConfig.generated_priority", 0, MAX_PRIORITY)
         take_optional_float(

@@ -30,7 +30,7 @@ from typing import Any, Final, SupportsIndex
 
 import numpy as np
 
-from ..base.checks import to_int, to_int_within, to_list, to_text
+from ..base.checks import to_instance, to_instance_or_none, to_int, to_int_within, to_list, to_text
 from ..base.errors import LogicError
 from ..base.handle import Handle
 from ..base.ids import LayerId
@@ -80,12 +80,10 @@ class TransferAgent(Handle):
         max_seconds: float = 600.0,
         clock: StatisticsClock | None = None,
     ) -> None:
-        if not isinstance(manager, KVCacheManager):
-            raise TypeError(f"manager must be a KVCacheManager, not {type(manager).__name__}")
+        manager = to_instance(manager, KVCacheManager, "manager")
         if not isinstance(engine, TransferEngine):
             raise TypeError(f"engine must be a TransferEngine, e.g. NixlEngine('prefill'), not {type(engine).__name__}")
-        if model_id is not None and not isinstance(model_id, ModelId):
-            raise TypeError(f"model_id must be a ModelId or None, not {type(model_id).__name__}")
+        model_id = to_instance_or_none(model_id, ModelId, "model_id")
         if head_layout not in HEAD_LAYOUTS:
             raise ValueError(f"head_layout is {head_layout!r}; it must be one of {HEAD_LAYOUTS}")
         for name, value in (("lease_seconds", lease_seconds), ("max_seconds", max_seconds)):
@@ -214,8 +212,7 @@ class TransferAgent(Handle):
 
         Pages that a peer may still read or write stay leased until it says that it has ended.
         """
-        if not isinstance(transfer, Transfer):
-            raise TypeError(f"transfer must be a Transfer, not {type(transfer).__name__}")
+        transfer = to_instance(transfer, Transfer, "transfer")
         why = to_text(reason, "reason")
         if transfer.state is not TransferState.PENDING:
             return
@@ -289,8 +286,7 @@ class TransferAgent(Handle):
     def _count_tokens(self, kv_cache: KVCache, tokens: Tokens) -> int:
         """Of a sequence that a transfer may be of."""
         self._require_open()
-        if not isinstance(kv_cache, KVCache):
-            raise TypeError(f"kv_cache must be a KVCache, not {type(kv_cache).__name__}")
+        kv_cache = to_instance(kv_cache, KVCache, "kv_cache")
         if kv_cache.manager is not self._manager:
             raise ValueError(f"kv_cache must be a sequence of this agent's manager, not {kv_cache!r}")
         if kv_cache.status is SequenceStatus.CLOSED:

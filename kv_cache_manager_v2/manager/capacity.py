@@ -11,7 +11,7 @@ which a manager starts, so it is exact. Lengths are those of a sequence alone, u
 from dataclasses import dataclass, replace
 from typing import Final, SupportsIndex
 
-from ..base.checks import to_count
+from ..base.checks import to_count, to_instance, to_instance_or_none
 from ..base.given import Given
 from ..base.ids import CacheTier
 from ..base.integer_math import ceil_div
@@ -97,8 +97,7 @@ class CapacityPlan(Value):
 
     def max_mixes(self, batch: Given[BatchDesc]) -> int | None:
         """How many times the sequences of ``batch`` run together, none of them shared; None if any number does."""
-        if not isinstance(batch, BatchDesc):
-            raise TypeError(f"batch must be a BatchDesc, not {type(batch).__name__}")
+        batch = to_instance(batch, BatchDesc, "batch")
         needed = slots_of_batch(_layout_of(self.config), self.config, BatchDesc(batch.kv_caches))
         counts = [group.num_slots // count for group, count in zip(self.levels[0].pool_groups, needed) if count > 0]
         return min(counts) if len(counts) > 0 else None
@@ -185,10 +184,8 @@ def plan_capacity(config: Given[KVCacheManagerConfig], batch: Given[BatchDesc | 
 
     `ValueError` if a quota is under the minimum that the constraints demand, as from the manager itself.
     """
-    if not isinstance(config, KVCacheManagerConfig):
-        raise TypeError(f"config must be a KVCacheManagerConfig, not {type(config).__name__}")
-    if batch is not None and not isinstance(batch, BatchDesc):
-        raise TypeError(f"batch must be a BatchDesc or None, not {type(batch).__name__}")
+    config = to_instance(config, KVCacheManagerConfig, "config")
+    batch = to_instance_or_none(batch, BatchDesc, "batch")
     layout = _layout_of(config)
     levels = tuple([_plan_level(layout, config, batch, level) for level in range(len(config.cache_tiers))])
     slots = tuple([group.num_slots for group in levels[0].pool_groups])

@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from .kv_cache_manager import KVCacheManager
 
 _logger: Final = PackageLog("kv_cache_manager_v2")
+_ANY_OPEN: Final = -1
 _MAX_BEAM_WIDTH: Final = 2**16
 """More than any search uses: each beam has tables of its own, so a number that was meant for something else would fill the memory."""
 
@@ -175,8 +176,7 @@ class KVCache(Handle):
         """
         state = self._state
         with state.shared.guard as journal:
-            self._require(SUSPENDED, "resume")
-            self._require_valid("resume")
+            self._require_valid("resume", SUSPENDED)
             stream = state.stream if cuda_stream is None else to_stream(cuda_stream, state.shared.device)
             waits = to_bool(wait, "wait")
             result = not refuse_other_stream(state, stream) and residency.try_resume(state, stream, waits)
@@ -205,8 +205,7 @@ class KVCache(Handle):
         """
         state = self._state
         with state.shared.guard as journal:
-            self._require(SUSPENDED, "prefetch")
-            self._require_valid("prefetch")
+            self._require_valid("prefetch", SUSPENDED)
             level = to_int(target_level, "target_level")
             num_levels = int(state.shared.storage.num_levels)
             if not 0 <= level < num_levels:
@@ -256,7 +255,6 @@ class KVCache(Handle):
         committed, `LogicError` once closed.
         """
         with self._state.shared.guard as journal:
-            self._require_open("rewind")
             self._require_valid("rewind")
             state = self._state
             count = to_count(num_tokens, "num_tokens")
@@ -399,7 +397,6 @@ class KVCache(Handle):
     def enable_swa_scratch_reuse(self, enable: Given[bool]) -> None:
         state = self._state
         with state.shared.guard as journal:
-            self._require_open("enable_swa_scratch_reuse")
             self._require_valid("enable_swa_scratch_reuse")
             is_wanted = to_bool(enable, "enable_swa_scratch_reuse")
             if is_wanted != state.scratch.is_enabled:
@@ -598,7 +595,6 @@ class KVCache(Handle):
     def beam_width(self, beam_width: Given[int]) -> None:
         state = self._state
         with state.shared.guard as journal:
-            self._require_open("beam_width")
             self._require_valid("beam_width")
             width = to_count(beam_width, "beam_width")
             if width == 0:
@@ -626,8 +622,7 @@ class KVCache(Handle):
         """
         state = self._state
         with state.shared.guard as journal:
-            self._require(ACTIVE, "reorder_beams")
-            self._require_valid("reorder_beams")
+            self._require_valid("reorder_beams", ACTIVE)
             width = len(state.sharing.beams) + 1
             found = to_counts(to_list(parents, "parents"), "one of parents")
             given = [int(parent) for parent in found]
@@ -655,8 +650,7 @@ class KVCache(Handle):
         state = self._state
         guard = state.shared.guard
         with guard as journal:
-            self._require(ACTIVE, "reserve_transfer")
-            self._require_valid("reserve_transfer")
+            self._require_valid("reserve_transfer", ACTIVE)
             if state.has_beams:
                 raise LogicError(f"sequence {state.id}: reserve_transfer() with {len(state.sharing.beams) + 1} beams")
             begin = to_count(begin_block, "begin_block")
@@ -683,7 +677,6 @@ class KVCache(Handle):
         """
         state = self._state
         with state.shared.guard:
-            self._require_open("plan_committed_block_drop")
             self._require_valid("plan_committed_block_drop")
             if state.tail.is_committing:
                 raise LogicError(
@@ -794,7 +787,6 @@ class KVCache(Handle):
     def cuda_stream(self, cuda_stream: Given[int]) -> None:
         state = self._state
         with state.shared.guard as journal:
-            self._require_open("cuda_stream")
             self._require_valid("cuda_stream")
             stream = to_stream(to_int(cuda_stream, "cuda_stream"), state.shared.device)
             validate_stream(state, stream)
@@ -867,13 +859,17 @@ class KVCache(Handle):
                 f"sequence {self._state.id}: {call} needs a sequence that is {wanted}, this one is {self.status.name}; {helps}() it first"
             )
 
-    def _require_valid(self, call: str) -> None:
+    def _require_valid(self, call: str, status: i64 = _ANY_OPEN) -> None:
+        """Refuse a sequence of another status, or one that has read planned blocks which are lost."""
+        if status == _ANY_OPEN:
+            self._require_open(call)
+        else:
+            self._require(status, call)
         if self._state.sharing.planned is not None:
             require_valid(self._state, call)
 
     def _require_committing(self, call: str) -> None:
-        self._require(ACTIVE, call)
-        self._require_valid(call)
+        self._require_valid(call, ACTIVE)
         if not self._state.tail.is_committing:
             raise LogicError(f"sequence {self._state.id}: {call}() after stop_committing()")
 

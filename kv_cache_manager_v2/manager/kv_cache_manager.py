@@ -31,7 +31,19 @@ from typing import TYPE_CHECKING, Any, Final, SupportsIndex, final
 from mypy_extensions import i64, mypyc_attr
 from rawref import invalidate
 
-from ..base.checks import require_path, to_bool, to_count, to_index_mode, to_instance, to_int, to_list, to_number, to_short_list, to_text
+from ..base.checks import (
+    require_path,
+    to_bool,
+    to_count,
+    to_index_mode,
+    to_instance,
+    to_instance_or_none,
+    to_int,
+    to_list,
+    to_number,
+    to_short_list,
+    to_text,
+)
 from ..base.errors import BusyError, LogicError
 from ..base.finalizers import report_failure, warn_of_leak
 from ..base.given import Given
@@ -554,7 +566,7 @@ class KVCacheManager(Handle):
             serial = self._open_sequences.next_serial
             sequence_id = serial if id is None else to_int(id, "id")
             _validate_callback(custom_priority_callback)
-            terms = _to_terms(retention)
+            terms = to_instance_or_none(retention, RetentionConfig, "retention")
             is_counted = to_bool(count_in_statistics, "count_in_statistics")
             packed = None if input_tokens is None else pack_tokens(input_tokens, shared.tree.digests, False, "input_tokens")
             num_input_tokens = 0 if packed is None else len(packed) // TOKEN_BYTES
@@ -1116,10 +1128,9 @@ class KVCacheManager(Handle):
             raise LogicError("the manager is shut down; make another one")
 
 
-def _to_fill(debug_fill: object, config: KVCacheManagerConfig, device: Device | None) -> DebugFill | None:
+def _to_fill(given: object, config: KVCacheManagerConfig, device: Device | None) -> DebugFill | None:
     """External memory is on a device without memory, where nothing can be filled."""
-    if debug_fill is not None and not isinstance(debug_fill, DebugFill):
-        raise TypeError(f"debug_fill must be a DebugFill or None, not {type(debug_fill).__name__}")
+    debug_fill = to_instance_or_none(given, DebugFill, "debug_fill")
     has_memory = not config.takes_no_copies if device is None else device.has_memory
     if has_memory and device is not None and config.takes_no_copies:
         raise ValueError(f"cache_tiers[0] is an ExternalCacheTierConfig, and device has memory: {device.name}; give an ExternalDevice")
@@ -1164,18 +1175,10 @@ def _make_journal(path: str, config: KVCacheManagerConfig) -> JournalWriter:
 
 
 def _to_event_manager(event_manager: object) -> KVCacheEventManager | None:
-    if event_manager is None:
-        return None
-    if not isinstance(event_manager, KVCacheEventManager):
-        raise TypeError(f"event_manager must be a KVCacheEventManager or None, not {type(event_manager).__name__}")
-    event_manager.require_unbound()
-    return event_manager
-
-
-def _to_terms(retention: object) -> RetentionConfig | None:
-    if retention is not None and not isinstance(retention, RetentionConfig):
-        raise TypeError(f"retention must be a RetentionConfig or None, not {type(retention).__name__}")
-    return retention
+    found = to_instance_or_none(event_manager, KVCacheEventManager, "event_manager")
+    if found is not None:
+        found.require_unbound()
+    return found
 
 
 def _validate_callback(custom_priority_callback: object) -> None:

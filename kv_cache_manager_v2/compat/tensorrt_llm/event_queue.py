@@ -14,7 +14,7 @@ from typing import ClassVar, Final, Never, SupportsFloat, SupportsIndex, TypeAli
 
 from mypy_extensions import mypyc_attr
 
-from ...base.checks import to_count, to_int, to_list, to_number, to_text
+from ...base.checks import to_count, to_instance, to_instance_or_none, to_int, to_list, to_number, to_text
 from ...base.given import Given
 from ...base.handle import Handle
 from ...events import event_manager, kv_cache_event
@@ -173,11 +173,7 @@ class KVCacheEventManager(Handle):
         layer_group_id: SupportsIndex | None = None,
     ) -> None:
         """Blocks of one path; they join the group's latest stored event where that ends with their parent. Nothing for no blocks."""
-        listed: list[KVCacheStoredBlockData] = []
-        for block in to_list(blocks, "blocks"):
-            if not isinstance(block, KVCacheStoredBlockData):
-                raise TypeError(f"each of blocks must be a KVCacheStoredBlockData, not {type(block).__name__}")
-            listed.append(block)
+        listed = [to_instance(block, KVCacheStoredBlockData, "each of blocks") for block in to_list(blocks, "blocks")]
         parent = None if parent_hash is None else _to_name(parent_hash, "parent_hash")
         group = _to_group(layer_group_id)
         self._take_over()
@@ -202,8 +198,8 @@ class KVCacheEventManager(Handle):
         layer_group_id: SupportsIndex | None = None,
     ) -> None:
         """Nothing where neither has changed."""
-        new_level = _require_diff(cache_level, "cache_level")
-        new_priority = _require_diff(priority, "priority")
+        new_level = to_instance_or_none(cache_level, KVCacheEventDiff, "cache_level")
+        new_priority = to_instance_or_none(priority, KVCacheEventDiff, "priority")
         shown = self._show(block_hash)
         group = _to_group(layer_group_id)
         if shown is None or (new_level is None and new_priority is None):
@@ -325,12 +321,6 @@ def _to_name(block_hash: object, name: str) -> EventBlockHash:
     if isinstance(block_hash, str):
         return block_hash
     return to_int(block_hash, f"{name}, unless a str,")
-
-
-def _require_diff(diff: object, name: str) -> KVCacheEventDiff | None:
-    if diff is None or isinstance(diff, KVCacheEventDiff):
-        return diff
-    raise TypeError(f"{name} must be a KVCacheEventDiff or None, not {type(diff).__name__}")
 
 
 def _to_group(layer_group_id: SupportsIndex | None) -> int | None:

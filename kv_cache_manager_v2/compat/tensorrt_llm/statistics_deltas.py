@@ -8,7 +8,7 @@ from typing import Any, Final, Self
 
 from mypy_extensions import mypyc_attr
 
-from ...base.checks import to_int
+from ...base.checks import to_instance, to_int
 from ...config.config_value import ConfigValue, to_tuple
 
 
@@ -141,8 +141,7 @@ class ReusedBlocksByLevel(ConfigValue):
 
     def add(self, other: Any) -> None:
         """Add each count of ``other``, which may have more levels."""
-        if not isinstance(other, ReusedBlocksByLevel):
-            raise TypeError(f"other must be a ReusedBlocksByLevel, not {type(other).__name__}")
+        other = to_instance(other, ReusedBlocksByLevel, "other")
         self.full = _add_counts(self.full, other.full)
         self.partial = _add_counts(self.partial, other.partial)
 
