@@ -8,7 +8,7 @@ that owns no memory: block ids are all that workers get, so it works with any nu
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 # First: it says so when vLLM is missing, or of another version.
 from .vllm_version import require_equal_calls, require_version
@@ -18,10 +18,13 @@ from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from ..base.package_log import PackageLog
 from .vllm_groups import require_supported
 from .vllm_manager import PagedKVCacheManager
+from .vllm_options import read_options
 
 __all__ = ["ManagedScheduler", "require_version"]
+_logger: Final = PackageLog("kv_cache_manager_v2")
 require_equal_calls(vllm.__version__, KVCacheManager, PagedKVCacheManager)
 
 
@@ -37,6 +40,7 @@ class ManagedScheduler(Scheduler):
 
     def __init__(self, vllm_config: Any, kv_cache_config: Any, *arguments: Any, **keywords: Any) -> None:
         require_supported(vllm_config, kv_cache_config)
+        journal, metrics_port = read_options(vllm_config)
         super().__init__(vllm_config, kv_cache_config, *arguments, **keywords)
         self.kv_cache_manager = PagedKVCacheManager(
             kv_cache_config,
@@ -48,7 +52,31 @@ class ManagedScheduler(Scheduler):
             has_events=self.enable_kv_cache_events,
             shares_in_step=self.policy.value == "fcfs",
             log_stats=self.log_stats,
+            journal=journal,
+            metrics_port=metrics_port,
         )
+
+    def schedule(self, *arguments: Any, **keywords: Any) -> Any:
+        try:
+            return super().schedule(*arguments, **keywords)
+        except Exception:
+            self.kv_cache_manager.tell_failure()
+            raise
+
+    def update_from_output(self, *arguments: Any, **keywords: Any) -> Any:
+        try:
+            return super().update_from_output(*arguments, **keywords)
+        except Exception:
+            self.kv_cache_manager.tell_failure()
+            raise
+
+    def add_request(self, request: Any) -> None:
+        """A streaming session is aborted by the engine core at once where a turn that ends would leave a state of too many tokens."""
+        if request.resumable and self.has_mamba_layers and self.vllm_config.max_concurrent_batches > 1:
+            what = "a streaming session beside recurrent layers, whose states run ahead of it with several batches in flight"
+            _logger.error("request %s is refused: it is %s; supported: async_scheduling off, and no pipeline", request.request_id, what)
+            request.abort_immediately = True
+        super().add_request(request)
 
     def shutdown(self) -> None:
         super().shutdown()

@@ -35,12 +35,19 @@ KINDS: Final = (FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec, SlidingW
 """Specifications of layers that are supported, by their exact class: a subclass may ask for more."""
 
 
+POOL: Final = "which asks vLLM's own block pool or coordinator"
+POOL_USERS: Final = dict.fromkeys(("SimpleCPUOffloadConnector", "HiSparseConnector", "MooncakeStoreConnector", "OffloadingConnector"), POOL)
+UNTRIED: Final = "whose transfers were never tried with it"
+
+
 def require_supported(vllm_config: Any, kv_cache_config: KVCacheConfig) -> None:
     """`ValueError` that names the option or layer which is not supported, and what is."""
     model = vllm_config.model_config
+    connectors = list_connectors(vllm_config.kv_transfer_config)
+    tiers = "TieredConnector in vLLM's own scheduler"
     for is_refused, found, supported in (
         (vllm_config.parallel_config.decode_context_parallel_size > 1, "decode context parallelism", "a decode_context_parallel_size of 1"),
-        (vllm_config.kv_transfer_config is not None, "a KV connector", "no connector, or vLLM's own scheduler"),
+        *((True, f"the KV connector {name}, {POOL_USERS.get(name, UNTRIED)}", f"no connector, or {tiers}") for name in connectors),
         (model.is_encoder_decoder, f"the encoder-decoder model {model.model!r}", "decoders"),
         (model.is_diffusion, f"the diffusion model {model.model!r}", "models that generate token by token"),
     ):
@@ -66,6 +73,14 @@ def require_supported(vllm_config: Any, kv_cache_config: KVCacheConfig) -> None:
             raise ValueError(f"ManagedScheduler of vllm {SUPPORTED} does not support recurrent layers {found}; supported: {supported}")
     if len(block_sizes) != 1:
         raise ValueError(f"layers have blocks of {sorted(block_sizes)} tokens; ManagedScheduler supports one block size for all layers")
+
+
+def list_connectors(kv_transfer_config: Any) -> list[str]:
+    """Names of the KV connectors that are asked for; those of a MultiConnector, too."""
+    if kv_transfer_config is None:
+        return []
+    extra = kv_transfer_config.kv_connector_extra_config or {}
+    return [one["kv_connector"] for one in extra.get("connectors", ())] + [kv_transfer_config.kv_connector]
 
 
 def list_layers(kv_cache_config: KVCacheConfig) -> list[tuple[str, Any]]:
@@ -99,7 +114,7 @@ def find_states(kv_cache_config: KVCacheConfig) -> dict[int, MambaSpec]:
     return found
 
 
-def make_manager(kv_cache_config: KVCacheConfig, has_events: bool) -> KVCacheManager:
+def make_manager(kv_cache_config: KVCacheConfig, has_events: bool, journal: str | None = None) -> KVCacheManager:
     layers = [
         AttentionLayerConfig(
             LayerId(number), [BufferConfig(DataRole("blocks"), 1)], sliding_window_size=find_window(group.kv_cache_spec), part=number
@@ -120,4 +135,4 @@ def make_manager(kv_cache_config: KVCacheConfig, has_events: bool) -> KVCacheMan
         allow_seq_rebasing=False,
         swa_scratch_reuse=SwaScratchReuseConfig(num_kept * tokens_per_block - 1) if states else None,
     )
-    return KVCacheManager(config, event_manager=KVCacheEventManager(MAX_EVENTS) if has_events else None)
+    return KVCacheManager(config, event_manager=KVCacheEventManager(MAX_EVENTS) if has_events else None, journal=journal)

@@ -11,25 +11,32 @@ Most decode steps change nothing: a request goes to the manager only where a blo
 
 from __future__ import annotations
 
+import ast
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
+from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys, to_event_extra_keys
 from vllm.v1.kv_cache_interface import KVCacheConfig, get_kv_cache_spec_kind, get_kv_cache_spec_sliding_window
 from vllm.v1.metrics.stats import PrefixCacheStats
 
 from ..base.errors import LogicError
+from ..base.ids import TokenIdExt
 from ..base.package_log import PackageLog
 from ..events.kv_cache_event import KVCacheEvent as ManagerEvent
 from ..manager.kv_cache import KVCache
 from ..publishing import wire_event
 from ..publishing.wire_translator import WireTranslator
-from ..publishing.wire_writer import mark_salt
 from ..reuse.reuse_scope import ReuseScope
 from ..stats.miss_cause import MissCause
 from .vllm_groups import find_states, make_manager
+from .vllm_options import Metrics
 
+KEYS_OF_SCOPES: Final = frozenset({"lora", "cache_salt"})
+"""Of the keys that take part in vLLM's hash of a block those that `scope_of` has."""
+NUM_LATEST: Final = 40
 _logger: Final = PackageLog("kv_cache_manager_v2")
 
 
@@ -51,9 +58,9 @@ class BlockIds(KVCacheBlocks):
 class _Running:
     """A request that has pages."""
 
-    __slots__ = ("kv_cache", "num_announced", "num_matched", "quiet_end", "is_published")
+    __slots__ = ("kv_cache", "num_announced", "num_matched", "quiet_end")
 
-    def __init__(self, kv_cache: KVCache, is_published: bool, num_matched: int) -> None:
+    def __init__(self, kv_cache: KVCache, num_matched: int) -> None:
         self.kv_cache: Final = kv_cache
         self.num_matched: Final = num_matched
         """Blocks that the request found computed."""
@@ -61,7 +68,6 @@ class _Running:
         """Blocks whose ids the workers know."""
         self.quiet_end = 0
         """Up to this many tokens a step neither begins nor fills a block."""
-        self.is_published: Final = is_published
 
 
 class _Groups:
@@ -104,6 +110,8 @@ class PagedKVCacheManager(KVCacheManager):
         has_events: bool,
         shares_in_step: bool,
         log_stats: bool,
+        journal: str | None = None,
+        metrics_port: int | None = None,
     ) -> None:
         self.max_model_len = max_model_len
         self.enable_caching = enable_caching
@@ -114,7 +122,8 @@ class PagedKVCacheManager(KVCacheManager):
         self.mamba_shared_prefix_checkpoint = False
         self.coordinator: Any = _Groups(self, kv_cache_config)
         self.block_pool: Any = self
-        self._manager: Final = make_manager(kv_cache_config, has_events)
+        self._journal: Final = journal
+        self._manager: Final = make_manager(kv_cache_config, has_events, journal)
         self._table_groups: Final[list[int]] = [self._manager.get_layer_group_id(number) for number in range(self.num_kv_cache_groups)]
         """Of each KV cache group of vLLM the manager's layer group, whose base page indices are its block ids."""
         self._tokens_per_block: Final = self._manager.tokens_per_block
@@ -132,7 +141,10 @@ class PagedKVCacheManager(KVCacheManager):
         self._lora_names: Final[dict[int, str]] = {}
         """Of adapters that had requests, for events."""
         self._translator: WireTranslator | None = None
+        self._latest: Final[deque[tuple[Any, ...]]] = deque(maxlen=NUM_LATEST)
+        """Calls for `tell_failure`: the call, the request, and numbers."""
         self._events: Final = self._manager.event_manager
+        self._metrics: Final = None if metrics_port is None else Metrics(self._manager, metrics_port)
         if self._events is not None:
             kinds = self._events.layer_group_kinds
             self._translator = WireTranslator(self._tokens_per_block, self._events.cache_tiers, kinds, self._lora_names)
@@ -145,11 +157,12 @@ class PagedKVCacheManager(KVCacheManager):
 
     def get_computed_blocks(self, request: Any, max_cache_hit_length: int | None = None) -> tuple[KVCacheBlocks, int, int]:
         """How many tokens, at most so many, need no computing. Nothing is held: `allocate_slots` follows before anything else happens."""
-        if not self.prefix_cache_lookup_enabled(request) or not is_text(request):
+        if not self.prefix_cache_lookup_enabled(request):
             return self.empty_kv_cache_blocks, 0, 0
         scope = scope_of(request)
         # The last token is always computed.
-        tokens = request.all_token_ids[: request.num_tokens - 1 if max_cache_hit_length is None else max_cache_hit_length]
+        tokens = self._list_tokens(request, 0, request.num_tokens - 1 if max_cache_hit_length is None else max_cache_hit_length)
+        self._latest.append(("get_computed_blocks", request.request_id, len(tokens)))
         num_found = self._manager.probe_reuse(scope, tokens, include_planned=True)
         if self._drops_last_block and num_found > 0:
             num_found = self._manager.probe_reuse(scope, tokens[: num_found - self._tokens_per_block], include_planned=True)
@@ -183,12 +196,8 @@ class PagedKVCacheManager(KVCacheManager):
             return self.empty_kv_cache_blocks
         num_spared = reserved_blocks + (self._watermark_blocks if running is None and has_scheduled_reqs else 0)
         num_known = 0 if delay_cache_blocks else min(num_computed + num_new_tokens, request.num_tokens)
-        try:
-            return self._allocate(running, request, num_computed, num_needed, num_known, num_spared, full_sequence_must_fit)
-        except Exception:
-            digest, refusal = self._manager.state_digest().hex(), self._manager.last_refusal
-            _logger.error("request %s failed; state digest %s, last refusal: %s", request.request_id, digest, refusal)
-            raise
+        self._latest.append(("allocate_slots", request.request_id, num_computed, num_needed, num_known))
+        return self._allocate(running, request, num_computed, num_needed, num_known, num_spared, full_sequence_must_fit)
 
     def _allocate(
         self,
@@ -211,7 +220,7 @@ class PagedKVCacheManager(KVCacheManager):
                 running.kv_cache.close()
                 return None
         kv_cache = running.kv_cache
-        if running.is_published:
+        if self.enable_caching:
             self._commit(running, request, num_computed)
         size = self._tokens_per_block
         # Drafts in flight may be rejected, and the count of computed tokens falls back by them. Beside recurrent layers are none.
@@ -226,7 +235,7 @@ class PagedKVCacheManager(KVCacheManager):
         if is_new:
             self._running[request.request_id] = running
         running.quiet_end = capacity
-        if running.is_published:
+        if self.enable_caching:
             if self._shares_in_step:
                 self._plan(running, request, num_known)
             running.quiet_end = min(capacity, num_known // size * size + size - 1)
@@ -234,12 +243,15 @@ class PagedKVCacheManager(KVCacheManager):
 
     def _open(self, request: Any, num_computed: int) -> _Running | None:
         """An active sequence that begins with ``num_computed`` matched tokens; None if there is no room."""
-        is_published = self.enable_caching and is_text(request)
         if request.lora_request is not None:
             self._lora_names[request.lora_request.lora_int_id] = request.lora_request.lora_name
-        kv_cache = self._manager.create_kv_cache(
-            scope_of(request), request.all_token_ids[:num_computed], expected_prompt_length=request.num_prompt_tokens
-        )
+        # What is looked up beyond the match is looked up to count what is missed, and why. A preempted request is not counted again.
+        is_counted = request.num_preemptions == 0
+        tokens = self._list_tokens(request, 0, request.num_tokens - 1 if self._metrics is not None and is_counted else num_computed)
+        kv_cache = self._create(request, tokens, is_counted)
+        if kv_cache.num_committed_tokens > num_computed:
+            kv_cache.close()
+            kv_cache = self._create(request, tokens[:num_computed], is_counted)
         if kv_cache.num_committed_tokens != num_computed:
             found = kv_cache.num_committed_tokens
             kv_cache.close()
@@ -247,7 +259,11 @@ class PagedKVCacheManager(KVCacheManager):
         if not kv_cache.resume():
             kv_cache.close()
             return None
-        return _Running(kv_cache, is_published, num_computed // self._tokens_per_block)
+        return _Running(kv_cache, num_computed // self._tokens_per_block)
+
+    def _create(self, request: Any, tokens: list[TokenIdExt], is_counted: bool) -> KVCache:
+        length = request.num_prompt_tokens
+        return self._manager.create_kv_cache(scope_of(request), tokens, expected_prompt_length=length, count_in_statistics=is_counted)
 
     def _can_hold(self, running: _Running, request: Any, num_computed: int) -> bool:
         """Whether all of the request fits; of windowed layers what the last step needs."""
@@ -259,20 +275,32 @@ class PagedKVCacheManager(KVCacheManager):
         (slots,) = self._manager.get_storage_statistics()
         return slots.total - slots.unavailable
 
+    def _list_tokens(self, request: Any, begin: int, end: int) -> list[TokenIdExt]:
+        """The request's tokens. Where vLLM's hash of a block depends on an image or an embedding, so does the block's last token."""
+        tokens: list[TokenIdExt] = request.all_token_ids[begin:end]
+        if request.mm_features or request.prompt_embeds is not None:
+            size, item = self._tokens_per_block, 0
+            for last in range(begin - begin % size + size - 1, end, size):
+                keys, item = generate_block_hash_extra_keys(request, last + 1 - size, last + 1, item)
+                content = [key for key in keys or () if key[0] not in KEYS_OF_SCOPES]
+                if content:
+                    tokens[last - begin] = repr((tokens[last - begin], content)).encode()
+        return tokens
+
     def _commit(self, running: _Running, request: Any, num_tokens: int) -> None:
         """Publish the request's known tokens up to ``num_tokens``, whose keys and values are there when the next step runs."""
         kv_cache = running.kv_cache
         begin = kv_cache.num_committed_tokens
         num_tokens = min(num_tokens, request.num_tokens)
         if begin < num_tokens:
-            kv_cache.commit(request.all_token_ids[begin:num_tokens])
+            kv_cache.commit(self._list_tokens(request, begin, num_tokens))
 
     def _plan(self, running: _Running, request: Any, num_tokens: int) -> None:
         """Offer the blocks that the step fills to requests that are scheduled after this one."""
         kv_cache = running.kv_cache
         begin = kv_cache.num_committed_tokens
         end = num_tokens - num_tokens % self._tokens_per_block
-        if begin < end and kv_cache.publish_planned(request.all_token_ids[begin:end]) > 0:
+        if begin < end and kv_cache.publish_planned(self._list_tokens(request, begin, end)) > 0:
             self._planned.append((running, request, end))
 
     def _commit_planned(self) -> None:
@@ -310,12 +338,13 @@ class PagedKVCacheManager(KVCacheManager):
 
     def pop_blocks_for_free(self, request: Any) -> list[Any]:
         """What `free_blocks` closes when the steps in flight are over."""
+        self._latest.append(("free", request.request_id))
         self._commit_planned()
         running = self._running.pop(request.request_id, None)
         if running is None:
             return []
         self._planned = [planned for planned in self._planned if planned[0] is not running]
-        if running.is_published:
+        if self.enable_caching:
             self._commit(running, request, request.num_computed_tokens)
         return [running]
 
@@ -329,9 +358,10 @@ class PagedKVCacheManager(KVCacheManager):
         return self.empty_kv_cache_blocks if running is None else BlockIds(self._list_ids(running.kv_cache, 0))
 
     def cache_blocks(self, request: Any, num_computed_tokens: int) -> None:
+        self._latest.append(("cache_blocks", request.request_id, num_computed_tokens))
         self._commit_planned()
         running = self._running.get(request.request_id)
-        if running is not None and running.is_published:
+        if running is not None and self.enable_caching:
             self._commit(running, request, num_computed_tokens)
 
     def estimate_cached_tokens(self, request: Any) -> int:
@@ -396,16 +426,16 @@ class PagedKVCacheManager(KVCacheManager):
         if isinstance(event, wire_event.BlockStored):
             group = self._to_group(event.group)
             spec = self.kv_cache_config.kv_cache_groups[group].kv_cache_spec
+            tokens, keys = self._restore_contents(event)
             return BlockStored(
                 block_hashes=event.hashes,
                 parent_block_hash=event.parent_hash,
-                token_ids=event.token_ids,
+                token_ids=tokens,
                 block_size=event.block_size,
                 lora_id=event.lora_id,
                 medium=event.medium,
                 lora_name=event.lora_name,
-                # vLLM itself has the salt there, at a path's first block.
-                extra_keys=mark_salt(event, "") if event.parent_hash is None else event.extra_keys,
+                extra_keys=keys,
                 group_idx=group,
                 kv_cache_spec_kind=get_kv_cache_spec_kind(spec).value,
                 kv_cache_spec_sliding_window=get_kv_cache_spec_sliding_window(spec),
@@ -413,6 +443,20 @@ class PagedKVCacheManager(KVCacheManager):
         if isinstance(event, wire_event.BlockRemoved):
             return BlockRemoved(block_hashes=event.hashes, medium=event.medium, group_idx=self._to_group(event.group))
         return AllBlocksCleared()
+
+    def _restore_contents(self, event: Any) -> tuple[list[int], list[tuple[Any, ...] | None] | None]:
+        """The event's token ids and extra keys as vLLM's own event has them: see `_list_tokens`."""
+        tokens = list(event.token_ids)
+        found: list[tuple[Any, ...] | None] = []
+        for number, digests in enumerate(event.extra_keys or [()] * len(event.hashes)):
+            keys: list[Any] = []
+            for text, position in digests or ():
+                tokens[number * event.block_size + position], content = ast.literal_eval(bytes.fromhex(text).decode())
+                keys += content
+            if number == 0 and event.parent_hash is None and event.cache_salt is not None:
+                keys.append(("cache_salt", event.cache_salt))
+            found.append(tuple(keys) if keys else None)
+        return tokens, to_event_extra_keys(found)
 
     def _to_group(self, layer_group: int | None) -> int:
         return 0 if layer_group is None else self._table_groups.index(layer_group)
@@ -439,17 +483,24 @@ class PagedKVCacheManager(KVCacheManager):
     def finalize_partial_tail_offloads(self, request: Any) -> list[tuple[int, int, int]]:
         return []
 
+    def tell_failure(self) -> None:
+        """Log what is there to look at after an exception: the state, and the latest calls, of which the last one failed."""
+        call, request_id, *_ = self._latest[-1] if self._latest else ("none", None)
+        digest, refusal = self._manager.state_digest().hex(), self._manager.last_refusal
+        _logger.error("%s of request %s failed; state digest %s, last refusal: %s", call, request_id, digest, refusal)
+        _logger.error("the latest calls: %s", "; ".join(" ".join(map(str, latest)) for latest in self._latest))
+        if self._journal is not None:
+            self._manager.flush_journal()
+            _logger.error("all calls are in the journal %s", self._journal)
+
     def shutdown(self) -> None:
         """Close all sequences."""
+        if self._metrics is not None:
+            self._metrics.close()
         for running in self._running.values():
             running.kv_cache.close()
         self._running.clear()
         self._manager.shutdown()
-
-
-def is_text(request: Any) -> bool:
-    """Whether equal token ids mean equal keys and values: not beside images, or embeddings instead of tokens."""
-    return request.prompt_embeds is None and not request.mm_features
 
 
 def scope_of(request: Any) -> ReuseScope | None:

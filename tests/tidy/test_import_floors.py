@@ -28,7 +28,7 @@ DOORS: Final = {
     "transformers": {"integrations"},
     "nixl": {"integrations"},
     "vllm": {"integrations"},
-    "prometheus_client": {"metrics"},
+    "prometheus_client": {"metrics", "integrations/vllm_options"},
     "zstandard": {"replay"},
     "pyarrow": {"replay"},
     "tokenizers": {"replay"},
