@@ -316,7 +316,7 @@ def work_of(source: str) -> int:
 
 def rawref_extension() -> Extension:
     compile_args = [] if sys.platform == "win32" else ["-O3", "-g" if keeps_symbols() else "-g0"]
-    sources = [f"{RAWREF}/{name}.c" for name in ("_rawref", "_ref", "_hidden_slot", "_seal")]
+    sources = [f"{RAWREF}/{name}.c" for name in ("_rawref", "_ref", "_hidden_slot", "_pack", "_seal")]
     return Extension(
         f"{RAWREF}._rawref",
         sources,

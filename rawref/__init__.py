@@ -28,8 +28,10 @@ to call it.
 `untrack` hides objects from the garbage collector, for a class of which there are millions: a full collection would look at each. Who
 untracks an object cuts the cycles through it before letting go. `untrack_class` hides all objects of a class as they are made. Then
 they do not count as new objects either, after every 700 of which the collector looks at the young lists of the whole process.
+
+`pack_int32` is here because this is C: the ints of a list side by side in memory, in a third of the time of a compiled loop.
 """
 
-from ._rawref import NULL, invalidate, ref, seal, untrack, untrack_class, write_unraisable
+from ._rawref import NULL, invalidate, pack_int32, ref, seal, untrack, untrack_class, write_unraisable
 
-__all__ = ["NULL", "invalidate", "ref", "seal", "untrack", "untrack_class", "write_unraisable"]
+__all__ = ["NULL", "invalidate", "pack_int32", "ref", "seal", "untrack", "untrack_class", "write_unraisable"]

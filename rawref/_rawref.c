@@ -269,6 +269,8 @@ module_untrack_class(PyObject *Py_UNUSED(module), PyObject *argument)
 static PyMethodDef module_methods[] = {
     {"invalidate", module_invalidate, METH_O,
      "Cut the ref of target, if it has one. For its class to call where it lets go: in close() and in __del__."},
+    {"pack_int32", (PyCFunction)(void (*)(void))module_pack_int32, METH_FASTCALL,
+     "Items of a list as native int32, or None if one is no int, or out of range."},
     {"seal", module_seal, METH_O,
      "Close what mypyc leaves open in a class that it made: deleting properties, __init__ a second time. For each class once."},
     {"untrack", module_untrack, METH_O,

@@ -91,6 +91,10 @@ HiddenSlotObject *hide_slot(ModuleState *state, PyTypeObject *owner, PyObject *i
 
 PyObject *module_seal(PyObject *module, PyObject *type);
 
+/* -- _pack.c: integers of a list, as int32 ----------------------------------------------------------------------- */
+
+PyObject *module_pack_int32(PyObject *module, PyObject *const *args, Py_ssize_t num_args);
+
 /* -- _rawref.c: the module, and how a target gets its ref -------------------------------------------------------- */
 
 ModuleState *state_of(PyTypeObject *type);

@@ -27,6 +27,12 @@ NULL: Final[ref[Never]]
 def invalidate(target: object, /) -> None:
     """Cut the target's ref, if it has one. Reports an exception that another finalizer has left set."""
 
+def pack_int32(items: list[Any], begin: int, end: int, least: int, /) -> bytes | None:
+    """The items from ``begin`` to ``end`` as native int32. None if one of them is no exact int, below ``least`` or above 2**31 - 1.
+
+    `IndexError` if there are not so many.
+    """
+
 def seal(cls: type, /) -> None:
     """Close what mypyc leaves open in a class that it made. Does nothing to a class that Python made."""
 

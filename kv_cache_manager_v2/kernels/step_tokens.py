@@ -5,9 +5,10 @@ from typing import Any, Final, cast
 
 import numpy as np
 from mypy_extensions import i64
+from rawref import pack_int32
 
 from ..base.checks import has_attribute, is_bytes, shown, to_int, to_list
-from ..reuse.token_packing import MAX_TOKEN_ID, TOKEN_BYTES, pack_ids
+from ..reuse.token_packing import MAX_TOKEN_ID, TOKEN_BYTES
 
 _ARRAY: Final[Any] = np.ndarray
 _INT32: Final[Any] = np.dtype(np.int32)
@@ -26,7 +27,7 @@ def pack_step_tokens(tokens: object, num_rows: i64) -> bytes:
     if type(tokens) is _ARRAY and given.dtype is _INT32 and given.ndim == 1:
         packed = given.tobytes()
     elif type(tokens) is list:
-        packed = pack_ids(cast("list[object]", tokens), 0, len(tokens), 1)
+        packed = pack_int32(cast("list[object]", tokens), 0, len(tokens), -1)
     if packed is None:
         packed = _pack_list(tokens) if _is_list(tokens) else _pack_array(tokens)
     if len(packed) // TOKEN_BYTES != num_rows:

@@ -9,9 +9,10 @@ table before all tokens are known to be good.
 from collections.abc import Sequence
 from typing import Any, Final, cast
 
-from librt.strings import BytesWriter, read_i32_le, read_i64_le, write_i32_le
+from librt.strings import read_i32_le, read_i64_le
 from librt.vecs import vec
 from mypy_extensions import i32, i64
+from rawref import pack_int32
 
 from ..base.checks import is_bytes, shown, to_int, to_plain_bytes, type_name
 from ..base.ids import TokenIdExt
@@ -21,7 +22,6 @@ TOKEN_BYTES: Final = 4
 PAIR_BYTES: Final = 8
 MAX_TOKEN_ID: Final = 2**31 - 1
 _NUMPY_FROM: Final = 8192  # from here on numpy's fixed cost is less than our loop's
-_FEW: Final = 16  # up to so many, as accepted drafts are, the fixed cost of two buffers is more than a loop's
 _FIRST_LOOK: Final = 1024
 _GROWTH: Final = 8  # so that looking again at what is packed costs an eighth of one look
 
@@ -58,7 +58,7 @@ def pack_beginning(tokens: object, packed: bytes, digests: DigestTable, name: st
         begin: i64 = len(packed) // TOKEN_BYTES
         end: i64 = max(begin * _GROWTH, _FIRST_LOOK)
         if end < len(tokens):
-            ids = pack_ids(cast("list[object]", tokens), begin, end, 0)
+            ids = pack_int32(cast("list[object]", tokens), begin, end, 0)
             if ids is not None:
                 return packed + ids if begin > 0 else ids
     return pack_tokens(tokens, digests, False, name)
@@ -107,41 +107,10 @@ def unpack_tokens(packed: bytes, digests: DigestTable) -> list[TokenIdExt]:
     return tokens
 
 
-def _pack_few(tokens: list[object]) -> bytes | None:
-    """None if one of them is no good id."""
-    packed = BytesWriter()
-    for token in tokens:
-        if not isinstance(token, int) or not 0 <= token <= MAX_TOKEN_ID:
-            return None
-        write_i32_le(packed, token)
-    return packed.getvalue()
-
-
 def _pack_list(tokens: list[object], digests: DigestTable, acquire: bool, name: str) -> bytes:
-    if len(tokens) <= _FEW:
-        few = _pack_few(tokens)
-        return _pack_items(tokens, digests, acquire, name) if few is None else few
     # All of them are good ids nearly always, so what is wrong with one is for a second look.
-    ids = pack_ids(tokens, 0, len(tokens), 0)
+    ids = pack_int32(tokens, 0, len(tokens), 0)
     return _pack_items(tokens, digests, acquire, name) if ids is None else ids
-
-
-def pack_ids(tokens: list[object], begin: i64, end: i64, margin: i32) -> bytes | None:
-    """The items from ``begin`` to ``end``; None if one of them is no id from ``-margin`` on, and perhaps if it is among the largest."""
-    packed = vec[i32]([0] * (end - begin))
-    signs: i32 = 0
-    position: i64 = begin
-    try:
-        # Not known to be so: compiled, each item is looked at as it is read out, and one that is no i32 is a TypeError there.
-        ids = cast("list[i32]", tokens)
-        while position < end:  # counted: an item's own code may change the caller's list meanwhile, and a shorter one is an IndexError
-            token = ids[position]
-            signs |= token + margin
-            packed[position - begin] = token
-            position += 1
-    except (TypeError, ValueError, OverflowError, IndexError):
-        return None
-    return None if signs < 0 else bytes(memoryview(packed))
 
 
 def _pack_items(given: list[object], digests: DigestTable, acquire: bool, name: str) -> bytes:

@@ -39,7 +39,6 @@ CROSSED: dict[str, tuple[Callable[[Any], int], int]] = {
     "reuse/block_tokens.py MAX_SHARED_BYTES": (
         lambda run: most([4 * handle.num_committed_tokens for handle in run.manager.open_kv_caches]), 999,
     ),
-    "reuse/token_packing.py _FEW": (lambda run: most([handle.capacity for handle in run.manager.open_kv_caches]), 16),
     "sequence/page_table.py _LEAST_SPARE": (lambda run: most([handle.num_blocks for handle in run.manager.open_kv_caches]), 64),
     "sequence/window_move.py LEAST_SLACK_TOKENS": (
         lambda run: most([handle.num_committed_tokens for handle in run.manager.open_kv_caches]), 512,
