@@ -1,8 +1,11 @@
-"""The outcome of prefixes, in a fixed number of entries, eight to a bucket; a full bucket forgets.
+"""The outcome of prefixes, in a bounded number of entries, eight to a bucket; a full bucket forgets.
 
 A prefix is known by a 62-bit hash and 20 bits of its scope. While there is one scope, prefixes are told of only when they go, and a bucket
 is a ring: the entry that was written first is overwritten. From the second scope on prefixes that are here have entries too, one each;
 then a bucket forgets the entry that was written first of a block that is gone, if there is one.
+
+The table grows by a bucket with each entry that is written, so memory comes with what is recorded, and no call copies what is there: the
+new bucket takes its part of one that is there already, with which it has all but the highest bit of its number in common (linear hashing).
 
 Removals are recorded on the path of a call, and a prefix's bucket lies anywhere in the table. So entries are queued, and go to their
 buckets together, before the next question at the latest: a processor then fetches many buckets at once.
@@ -10,8 +13,10 @@ buckets together, before the next question at the latest: a processor then fetch
 
 from typing import Final, final
 
-from librt.vecs import vec
+from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr, u8
+
+from ..base.growing_arrays import fill_words, reserve_up_to
 
 IS_HERE: Final = 0
 """The prefix was published, and not dropped; told only once there is a second scope. Other states: `FIRST_DROPPED` + the
@@ -36,13 +41,21 @@ _LINE_WORDS: Final = _ENTRY_WORDS * 512
 @final
 @mypyc_attr(native_class=True)
 class RemovalHistory:
-    __slots__ = ("_words", "_turns", "_bucket_mask", "_time", "_line", "_line_end", "_keeps_one_each", "_one")
+    __slots__ = (
+        "num_entries", "_words", "_turns", "_most_buckets", "_num_buckets", "_span", "_time", "_line", "_line_end", "_keeps_one_each",
+        "_one",
+    )  # fmt: skip
 
-    _words: Final[vec[i64]]
+    num_entries: Final[int]
+    """That it grows to."""
+    _words: vec[i64]
     """Buckets."""
-    _turns: Final[vec[u8]]
+    _turns: vec[u8]
     """By bucket, which entry is overwritten next while it is a ring."""
-    _bucket_mask: Final[i64]
+    _most_buckets: Final[i64]
+    _num_buckets: i64
+    _span: i64
+    """The least power of two of so many buckets or more."""
     _time: i64
     _line: Final[vec[i64]]
     _line_end: i64
@@ -51,21 +64,20 @@ class RemovalHistory:
 
     def __init__(self, num_entries: int) -> None:
         """``num_entries`` is rounded up to a power of two of at least one bucket; an entry is 16 bytes, and one byte a bucket."""
-        num_buckets = 1
-        while num_buckets * _WAYS < num_entries:
-            num_buckets *= 2
-        self._words = vec[i64]([NO_PREFIX] * (num_buckets * _BUCKET_WORDS))
-        self._turns = vec[u8]([0] * num_buckets)
-        self._bucket_mask = num_buckets - 1
+        most = 1
+        while most * _WAYS < num_entries:
+            most *= 2
+        self.num_entries = most * _WAYS
+        self._most_buckets = most
+        self._num_buckets = 1
+        self._span = 1
+        self._words = fill_words(reserve_up_to(vec[i64](), most * _BUCKET_WORDS), _BUCKET_WORDS, NO_PREFIX)
+        self._turns = vec[u8]([0])
         self._time = 0
         self._line = vec[i64]([0] * _LINE_WORDS)
         self._line_end = 0
         self._one = vec[i64]([NO_PREFIX])
         self._keeps_one_each = False
-
-    @property
-    def num_entries(self) -> int:
-        return int(self._bucket_mask + 1) * _WAYS
 
     def keep_one_each(self) -> None:
         """There is a second scope: from now on prefixes that are here are told of too, and a prefix in a scope has one entry."""
@@ -104,28 +116,54 @@ class RemovalHistory:
         end = self._line_end
         self._line_end = 0
         at: i64 = 0
-        if self._keeps_one_each:
-            while at < end:
-                self._write(line[at], line[at + 1])
-                at += _ENTRY_WORDS
-            return
-        words = self._words
-        turns = self._turns
-        mask = self._bucket_mask
         while at < end:
             prefix = line[at]
-            bucket = prefix & mask
-            turn = i64(turns[bucket])
-            turns[bucket] = u8((turn + 1) & (_WAYS - 1))
-            place = bucket * _BUCKET_WORDS + turn * _ENTRY_WORDS
-            words[place] = prefix
-            words[place + 1] = line[at + 1]
+            if self._num_buckets < self._most_buckets:
+                self._add_bucket()
+            bucket = self._bucket_of(prefix)
+            if self._keeps_one_each:
+                self._write(bucket, prefix, line[at + 1])
+            else:
+                self._put(bucket, prefix, line[at + 1])
             at += _ENTRY_WORDS
 
-    def _write(self, prefix: i64, entry: i64) -> None:
+    def _bucket_of(self, prefix: i64) -> i64:
+        bucket = prefix & (self._span - 1)
+        return bucket if bucket < self._num_buckets else bucket - (self._span >> 1)
+
+    def _put(self, bucket: i64, prefix: i64, entry: i64) -> None:
+        """In the place of the ring's oldest."""
+        turn = i64(self._turns[bucket])
+        self._turns[bucket] = u8((turn + 1) & (_WAYS - 1))
+        place = bucket * _BUCKET_WORDS + turn * _ENTRY_WORDS
+        self._words[place] = prefix
+        self._words[place + 1] = entry
+
+    def _add_bucket(self) -> None:
+        """One more, which takes its part of the entries of another."""
+        added = self._num_buckets
+        self._num_buckets = added + 1
+        if added == self._span:
+            self._span = 2 * added
+        self._words = fill_words(self._words, (added + 1) * _BUCKET_WORDS, NO_PREFIX)
+        self._turns = append(self._turns, u8(0))
+        parted = added - (self._span >> 1)
+        begin = parted * _BUCKET_WORDS
+        entries = self._words[begin : begin + _BUCKET_WORDS]
+        for word in range(begin, begin + _BUCKET_WORDS):
+            self._words[word] = NO_PREFIX
+        turn = i64(self._turns[parted])
+        self._turns[parted] = u8(0)
+        # The oldest one of a full ring is that whose turn is next.
+        for step in range(turn, turn + _WAYS):
+            at = (step & (_WAYS - 1)) * _ENTRY_WORDS
+            if entries[at] != NO_PREFIX:
+                self._put(self._bucket_of(entries[at]), entries[at], entries[at + 1])
+
+    def _write(self, bucket: i64, prefix: i64, entry: i64) -> None:
         """In the place of what was known of this prefix in this scope."""
         words = self._words
-        begin = (prefix & self._bucket_mask) * _BUCKET_WORDS
+        begin = bucket * _BUCKET_WORDS
         scope = (entry >> _SCOPE_SHIFT) & SCOPE_MASK
         place: i64 = -1
         for at in range(begin, begin + _BUCKET_WORDS, _ENTRY_WORDS):
@@ -144,7 +182,7 @@ class RemovalHistory:
         if self._line_end > 0:
             self._settle()
         words = self._words
-        at = (prefix & self._bucket_mask) * _BUCKET_WORDS
+        at = self._bucket_of(prefix) * _BUCKET_WORDS
         end = at + _BUCKET_WORDS
         newest: i64 = -1
         found: i64 = NOT_KNOWN

@@ -23,16 +23,18 @@ class Entry:
 
 class PlainHistory:
     def __init__(self, num_entries: int) -> None:
-        self.num_buckets = 1
-        while self.num_buckets * WAYS < num_entries:
-            self.num_buckets *= 2
-        self.buckets: list[list[Entry]] = [[] for _ in range(self.num_buckets)]
-        self.turns = [0] * self.num_buckets
+        self.most_buckets = 1
+        while self.most_buckets * WAYS < num_entries:
+            self.most_buckets *= 2
+        self.buckets: list[list[Entry]] = [[]]
+        self.turns = [0]
         self.keeps_one_each = False
         self.time = 0
 
     def record(self, prefix: int, scope: int, state: int) -> None:
-        number = prefix % self.num_buckets
+        if len(self.buckets) < self.most_buckets:
+            self.add_bucket()
+        number = self.number_of(prefix)
         bucket = self.buckets[number]
         place = self.choose(bucket, prefix, scope) if self.keeps_one_each else self.turns[number]
         if not self.keeps_one_each:
@@ -43,6 +45,22 @@ class PlainHistory:
         else:
             bucket[place] = entry
         self.time = min(self.time + 1, LAST_TIME)
+
+    def number_of(self, prefix: int) -> int:
+        span = 1 << (len(self.buckets) - 1).bit_length()
+        number = prefix % span
+        return number if number < len(self.buckets) else number - span // 2
+
+    def add_bucket(self) -> None:
+        """One more takes its part of an older one's entries, as they were written."""
+        parted = len(self.buckets) - (1 << len(self.buckets).bit_length() - 1)
+        turn = self.turns[parted] if len(self.buckets[parted]) == WAYS else 0
+        entries = self.buckets[parted][turn:] + self.buckets[parted][:turn]
+        self.buckets.append([])
+        self.turns.append(0)
+        for number in (parted, len(self.buckets) - 1):
+            self.buckets[number] = [entry for entry in entries if self.number_of(entry.prefix) == number]
+            self.turns[number] = len(self.buckets[number]) % WAYS
 
     def choose(self, bucket: list[Entry], prefix: int, scope: int) -> int:
         """Its own place, an empty one, that of the oldest block that is gone, or that of the oldest one."""
@@ -55,7 +73,7 @@ class PlainHistory:
         return min(gone if gone else range(WAYS), key=lambda place: bucket[place].time)
 
     def find(self, prefix: int, scope: int) -> int:
-        entries = [entry for entry in self.buckets[prefix % self.num_buckets] if entry.prefix == prefix]
+        entries = [entry for entry in self.buckets[self.number_of(prefix)] if entry.prefix == prefix]
         own = [entry for entry in entries if entry.scope == scope]
         if own:
             newest = max(own, key=lambda entry: (entry.time, entry.scope, entry.state))
@@ -77,7 +95,7 @@ def test_against_lists(seed: int, begins_late: bool) -> None:
     table, plain = RemovalHistory(num_entries), PlainHistory(num_entries)
     if begins_late:
         table._time = plain.time = LAST_TIME - 200
-    prefixes = [choices.getrandbits(62) for _ in range(plain.num_buckets * 14)] + [0, 1]
+    prefixes = [choices.getrandbits(62) for _ in range(plain.most_buckets * 14)] + [0, 1]
     scopes = [3]
     for step in range(120):
         if step == 60:
@@ -101,6 +119,23 @@ def test_against_lists(seed: int, begins_late: bool) -> None:
             for prefix in choices.sample(prefixes, min(len(prefixes), 40)):
                 for asked in (3, 0, SCOPE_MASK, 9):
                     assert table.find(prefix, asked) == plain.find(prefix, asked)
+
+
+def test_memory_comes_with_what_is_recorded() -> None:
+    """A bucket of eight entries for each that is written, however many there may be."""
+    table = RemovalHistory(1 << 19)
+    bucket = len(table._words)
+    assert bucket == 2 * WAYS
+    choices = random.Random(1)
+    prefixes = [choices.getrandbits(62) for _ in range(3000)]
+    for count, prefix in enumerate(prefixes, 1):
+        table.record(prefix, 0, FIRST_DROPPED)
+        assert len(table._words) <= (count + 1) * bucket
+    assert [table.find(prefix, 0) for prefix in prefixes] == [FIRST_DROPPED] * len(prefixes)
+    full = RemovalHistory(8 * WAYS)
+    for count in range(1000):
+        full.record(count, 0, FIRST_DROPPED)
+    assert full.find(999, 0) == FIRST_DROPPED and len(full._words) == 8 * bucket
 
 
 def test_the_first_entry_is_known_beside_another_scope_s() -> None:
