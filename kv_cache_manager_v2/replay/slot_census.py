@@ -7,15 +7,11 @@ Each sequence is counted as of its last `look`. Its slots change only in steps w
 where a token begins a block or leaves a window (`must_look`); the many steps in between cost nothing.
 """
 
-from typing import Final, TypeAlias, final
+from typing import Final, final
 
-import numpy as np
-import numpy.typing as npt
 from mypy_extensions import mypyc_attr
 
-from .. import AttentionLayerConfig, KVCache, KVCacheManager, LayerGroupId
-
-SlotArray: TypeAlias = npt.NDArray[np.int64]
+from .. import AttentionLayerConfig, HalfOpenRange, KVCache, KVCacheManager, LayerGroupId
 
 
 @final
@@ -23,30 +19,31 @@ SlotArray: TypeAlias = npt.NDArray[np.int64]
 class _GroupCensus:
     """One layer group: how many sequences use each slot."""
 
-    __slots__ = ("num_users", "num_used", "peak_used")
-
-    num_users: SlotArray
-    num_used: int
-    peak_used: int
+    __slots__ = ("num_users", "peak_used")
 
     def __init__(self) -> None:
-        self.num_users = np.zeros(64, dtype=np.int64)
-        self.num_used = 0
+        self.num_users: Final[dict[int, int]] = {}
         self.peak_used = 0
 
-    def add(self, slots: SlotArray) -> None:
-        highest = int(slots.max(initial=-1))
-        if highest >= len(self.num_users):
-            longer = np.zeros(2 * highest + 1, dtype=np.int64)
-            longer[: len(self.num_users)] = self.num_users
-            self.num_users = longer
-        # A sequence has no slot twice, so the sum is right.
-        self.num_used += int(np.count_nonzero(self.num_users[slots] == 0))
-        self.num_users[slots] += 1
+    def count(self, counted: list[int], begin: int, slots: list[int]) -> None:
+        """A sequence has these slots, -1 for none, in the places from ``begin`` on. ``counted``: its slots as they were counted."""
+        for place, slot in enumerate(slots, begin):
+            if place == len(counted):
+                counted.append(-1)
+            self._add(slot, 1)
+            self._add(counted[place], -1)
+            counted[place] = slot
 
-    def remove(self, slots: SlotArray) -> None:
-        self.num_users[slots] -= 1
-        self.num_used -= int(np.count_nonzero(self.num_users[slots] == 0))
+    def cut(self, counted: list[int], num_places: int) -> None:
+        """The sequence has so many places left."""
+        while len(counted) > num_places:
+            self._add(counted.pop(), -1)
+
+    def _add(self, slot: int, num_users: int) -> None:
+        if slot >= 0:
+            self.num_users[slot] = self.num_users.get(slot, 0) + num_users
+            if self.num_users[slot] == 0:
+                del self.num_users[slot]
 
 
 @final
@@ -64,9 +61,9 @@ class SlotCensus:
         for layer in manager.init_config.layers:
             if isinstance(layer, AttentionLayerConfig) and layer.window_size is not None:
                 self._steps_that_move.add((layer.window_size - 1) % self._tokens_per_block)
-        self._slots_of: Final[dict[int, list[SlotArray]]] = {}
-        groups = range(len(manager.layer_grouping))
-        states = [group for group in groups if not manager.life_cycle_of_group(group).has_page_per_block]
+        self._slots_of: Final[dict[int, list[tuple[list[int], list[int]]]]] = {}
+        """By ticket and layer group: the slots of its blocks, and others."""
+        states = [group for group in range(len(self._groups)) if not manager.life_cycle_of_group(group).has_page_per_block]
         self._state_group: Final[int] = states[0] if states else -1
 
     def must_look(self, ticket: int, position: int) -> bool:
@@ -74,37 +71,38 @@ class SlotCensus:
         return position % self._tokens_per_block in self._steps_that_move or ticket not in self._slots_of
 
     def look(self, ticket: int, kv_cache: KVCache) -> None:
-        """Count the active sequence as it is now."""
-        self.leave(ticket)
-        slots_of: list[SlotArray] = []
-        for group, census in enumerate(self._groups):
+        """Count the active sequence as it is now. Costs what has changed since the last look, all of it the first time."""
+        is_new = ticket not in self._slots_of
+        if is_new:
+            self._slots_of[ticket] = [([], []) for _ in self._groups]
+        for group, (census, (of_blocks, others)) in enumerate(zip(self._groups, self._slots_of[ticket])):
+            group_id = LayerGroupId(group)
             if group == self._state_group:
-                indices = np.array([kv_cache.get_ssm_block_base_index(LayerGroupId(group))], dtype=np.int64)
-            else:
-                indices = np.array(kv_cache.get_base_page_indices(LayerGroupId(group)), dtype=np.int64)
-            slots = indices[indices >= 0]
-            scratch = kv_cache.get_scratch_desc(LayerGroupId(group))
-            if scratch is not None:
-                slots = np.append(slots, np.array(scratch.slot_ids, dtype=np.int64))
-            census.add(slots)
-            slots_of.append(slots)
-        self._slots_of[ticket] = slots_of
+                census.count(others, 0, [kv_cache.get_ssm_block_base_index(group_id)])
+                continue
+            indices = kv_cache.get_base_page_indices(group_id)
+            changed = kv_cache.take_changed_blocks(group_id)
+            census.cut(of_blocks, len(indices))
+            for blocks in [HalfOpenRange(0, len(indices))] if is_new else changed:
+                census.count(of_blocks, blocks.beg, indices[blocks.beg : blocks.end].tolist())
+            scratch = kv_cache.get_scratch_desc(group_id)
+            census.cut(others, 0)
+            census.count(others, 0, [] if scratch is None else list(scratch.slot_ids))
 
     def leave(self, ticket: int) -> None:
         """Remove the sequence; it may be unknown."""
-        slots_of = self._slots_of.pop(ticket, None)
-        if slots_of is not None:
-            for census, slots in zip(self._groups, slots_of, strict=True):
-                census.remove(slots)
+        for census, (of_blocks, others) in zip(self._groups, self._slots_of.pop(ticket, ())):
+            census.cut(of_blocks, 0)
+            census.cut(others, 0)
 
     def record_peak(self) -> None:
         """Record the peak; every sequence that changed has been counted anew."""
         for census in self._groups:
-            census.peak_used = max(census.peak_used, census.num_used)
+            census.peak_used = max(census.peak_used, len(census.num_users))
 
     @property
     def num_used(self) -> tuple[int, ...]:
-        return tuple([census.num_used for census in self._groups])
+        return tuple([len(census.num_users) for census in self._groups])
 
     @property
     def peak_used(self) -> tuple[int, ...]:
