@@ -4,12 +4,13 @@ Until then it has only looked: it holds the pages, and if it closes they are as 
 policies, priorities and the statistics hear of it here, once.
 """
 
-from librt.vecs import append, vec
+from librt.vecs import vec
 from mypy_extensions import i64
 
 from ..base.ids import PRIORITY_DEFAULT, PRIORITY_MIN
 from ..reuse.block import Block
 from ..reuse.block_tokens import own_tokens
+from .block_runs import use_pages
 from .sequence_state import CopiedPage, SequenceState
 from .usage_recorder import record_request
 
@@ -20,26 +21,13 @@ def use_found(state: SequenceState) -> None:
     shared = state.shared
     shared.guard.begin_change()
     if shared.storage.learns:
-        for pool_group in range(shared.storage.num_pool_groups):
-            pages = _list_held(state, pool_group)
-            shared.storage.queues[pool_group].use_held_run(pages, len(pages))
+        use_pages(state)
     if shared.uses_priorities:
-        raise_matched_priorities(state)
+        _raise_matched_priorities(state)
     _use_copied(state)
     request.copied.clear()
     request.priorities = None
     shared.guard.end_change()
-
-
-def _list_held(state: SequenceState, pool_group: i64) -> vec[i64]:
-    """The pages of that group, all of them on level 0."""
-    pages = vec[i64]()
-    for life_cycle in range(state.shared.num_life_cycles):
-        if state.shared.storage.pool_group_of[life_cycle] == pool_group:
-            for ordinal in range(state.num_blocks):
-                if state.holds_page(life_cycle, ordinal):
-                    pages = append(pages, state.blocks[ordinal].first_page + life_cycle)
-    return pages
 
 
 def admit(state: SequenceState) -> None:
@@ -49,7 +37,7 @@ def admit(state: SequenceState) -> None:
         record_request(state, state.counters)
 
 
-def raise_matched_priorities(state: SequenceState) -> None:
+def _raise_matched_priorities(state: SequenceState) -> None:
     """A reused page takes the higher priority: the default, or what the user's callback said of it."""
     storage = state.shared.storage
     priorities = state.request.priorities

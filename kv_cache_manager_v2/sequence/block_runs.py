@@ -39,10 +39,27 @@ def _window_begin(state: SequenceState, life_cycle: i64) -> i64:
 def hold_pages(state: SequenceState, first_pages: vec[i64]) -> None:
     """Hold what the sequence, which has just got its blocks, is going to need."""
     storage = state.shared.storage
-    is_use = state.request.is_admitted
     for life_cycle in range(state.shared.num_life_cycles):
-        hold_run(storage, first_pages, life_cycle, 0, _sinks_end(state, life_cycle), is_use)
-        hold_run(storage, first_pages, life_cycle, _window_begin(state, life_cycle), state.num_blocks, is_use)
+        hold_run(storage, first_pages, life_cycle, 0, _sinks_end(state, life_cycle))
+        hold_run(storage, first_pages, life_cycle, _window_begin(state, life_cycle), state.num_blocks)
+
+
+def use_pages(state: SequenceState) -> None:
+    """Policies hear that these pages, which are all on level 0 by now, are in use."""
+    storage = state.shared.storage
+    first_pages = list_first_pages(state.blocks, 0, state.num_blocks)
+    for pool_group in range(storage.num_pool_groups):
+        pages = vec[i64]([0] * (state.num_blocks * state.shared.num_life_cycles))
+        count: i64 = 0
+        for life_cycle in range(state.shared.num_life_cycles):
+            if storage.pool_group_of[life_cycle] == pool_group:
+                for ordinal in range(_sinks_end(state, life_cycle)):
+                    pages[count] = first_pages[ordinal] + life_cycle
+                    count += 1
+                for ordinal in range(_window_begin(state, life_cycle), state.num_blocks):
+                    pages[count] = first_pages[ordinal] + life_cycle
+                    count += 1
+        storage.queues[pool_group].use_held_run(pages, count)
 
 
 def lock_pages(state: SequenceState, first_pages: vec[i64], life_cycle: i64) -> None:

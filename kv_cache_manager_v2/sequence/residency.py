@@ -22,7 +22,7 @@ from ..stats.usage_counters import find_page_counters
 from ..storage.decision_digest import MATCH
 from ..storage.onboarding import OnboardList
 from ..storage.refusal import Refusal
-from .admission import raise_matched_priorities
+from .admission import use_found
 from .beams import list_beams
 from .block_runs import release_published, hold_pages, list_first_pages, lock_pages
 from .disk_arrivals import record_doubtful_pages, settle_before_resume
@@ -96,8 +96,8 @@ def hold_match(state: SequenceState, match: Match, planned: list[PlannedBlock]) 
     hold_pages(state, list_first_pages(state.blocks, 0, state.num_blocks))
     if len(planned) > 0:
         read_planned(state, planned)
-    if shared.uses_priorities and state.request.is_admitted:
-        raise_matched_priorities(state)
+    if state.request.is_admitted:
+        use_found(state)
     state.record_next_window_move()
 
 

@@ -100,12 +100,12 @@ class EvictionQueue(VictimQueue):
             begin = end
         self.num_pages += count
 
-    def use_run(self, pages: vec[i64], count: i64) -> None:
+    def hold_run(self, pages: vec[i64], count: i64) -> None:
         unlink_run(self._rows.words, pages, 0, count, NO_VICTIM)
         self.num_pages -= count
 
     def evict_run(self, pages: vec[i64], count: i64) -> None:
-        self.use_run(pages, count)
+        self.hold_run(pages, count)
 
     def remove(self, page: i64) -> None:
         words = self._rows.words

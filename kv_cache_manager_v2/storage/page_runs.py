@@ -27,8 +27,8 @@ from .page_rows import (
 from .page_storage import GPU, PageStorage
 
 
-def hold_run(storage: PageStorage, first_pages: vec[i64], life_cycle: i64, begin: i64, end: i64, is_use: bool) -> None:
-    """`hold` the pages of ``first_pages[begin:end]``; ``is_use``: else they are used only once `use_held_run` of their queue says so."""
+def hold_run(storage: PageStorage, first_pages: vec[i64], life_cycle: i64, begin: i64, end: i64) -> None:
+    """`hold` the pages of ``first_pages[begin:end]``, which are used once `use_held_run` of their queue says so."""
     if begin >= end:
         return
     words = storage.rows.words
@@ -44,22 +44,19 @@ def hold_run(storage: PageStorage, first_pages: vec[i64], life_cycle: i64, begin
             words[page * ROW_WORDS + PLACE] = place + ONE_HOLD
             continue
         if level_of_place(place) != level:
-            _queue_held(storage, pool_group, level, used, num_used, is_use)
+            _queue_held(storage, pool_group, level, used, num_used)
             num_used = 0
             level = level_of_place(place)
         words[page * ROW_WORDS + PLACE] = place + ONE_HOLD
         used[num_used] = page
         num_used += 1
-    _queue_held(storage, pool_group, level, used, num_used, is_use)
+    _queue_held(storage, pool_group, level, used, num_used)
 
 
-def _queue_held(storage: PageStorage, pool_group: i64, level: i64, pages: vec[i64], count: i64, is_use: bool) -> None:
+def _queue_held(storage: PageStorage, pool_group: i64, level: i64, pages: vec[i64], count: i64) -> None:
     """The first ``count`` pages, of that level, have just got their first hold."""
     index = level * storage.num_pool_groups + pool_group
-    if is_use:
-        storage.queues[index].use_run(pages, count)
-    else:
-        storage.queues[index].hold_run(pages, count)
+    storage.queues[index].hold_run(pages, count)
     if level < storage.last_level:
         storage.held_queues[index].push_run(pages, count)
 

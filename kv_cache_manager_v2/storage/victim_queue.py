@@ -54,15 +54,11 @@ class VictimQueue(metaclass=ABCMeta):
     def use(self, page: i64) -> None:
         """The page is reused."""
 
-    def use_run(self, pages: vec[i64], count: i64) -> None:
-        """`use` the first ``count`` of the pages, in order."""
-        for position in range(count):
-            self.use(pages[position])
-
     def hold_run(self, pages: vec[i64], count: i64) -> None:
         """The first ``count`` of the pages are found, in order: a use only once `use_held_run` says so. A policy that remembers nothing but
         an order may renew their places."""
-        self.use_run(pages, count)
+        for position in range(count):
+            self.use(pages[position])
 
     def use_held_run(self, pages: vec[i64], count: i64) -> None:
         """A sequence that holds the first ``count`` of the pages uses them, none of which is queued; those in use already stay so."""

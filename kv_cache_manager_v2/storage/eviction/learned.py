@@ -13,7 +13,7 @@ A page's place in its segment costs nothing beside its row: rows are linked in a
 
 from typing import Final, final
 
-from librt.vecs import vec
+from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..eviction_queue import EvictionQueue
@@ -218,28 +218,15 @@ class LearnedQueue(VictimQueue):
             self._table.free(segment)
 
     def use(self, page: i64) -> None:
+        note = self._notes.get(page)
+        segment = self._leave(page)
+        if segment == NO_SEGMENT:
+            self._notes.set(page, _used_again(note))
+            return
+        self._returned.begin(segment)
         self._one[0] = page
-        self.use_run(self._one, 1)
-
-    def use_run(self, pages: vec[i64], count: i64) -> None:
-        begin: i64 = 0
-        while begin < count:
-            page = pages[begin]
-            note = self._notes.get(page)
-            if note & STATUS_MASK != IN_SEGMENT:
-                self._leave(page)
-                uses = uses_of_note(note)
-                self._notes.set(page, in_use(uses + 1 if uses < MOST_USES else uses, 0, False))
-                begin += 1
-                continue
-            segment = segment_of_note(note)
-            end = self._notes.end_of_segment(segment, pages, begin, count)
-            self._leave_together(segment, pages, begin, begin + 1)
-            self._returned.begin(segment)
-            self._leave_together(segment, pages, begin + 1, end)
-            self._returned.take(pages, begin, end, count_all(self._table.words[segment * SEGMENT_WORDS + COUNTS]))
-            self._free_if_empty(segment)
-            begin = end
+        self._returned.take(self._one, 0, 1, count_all(self._table.words[segment * SEGMENT_WORDS + COUNTS]))
+        self._free_if_empty(segment)
 
     def hold_run(self, pages: vec[i64], count: i64) -> None:
         notes = self._notes.notes
@@ -250,7 +237,7 @@ class LearnedQueue(VictimQueue):
             if segment != NO_SEGMENT:
                 # The page that has left is no example of passing.
                 self.records.pass_buckets(segment)
-                end = self._notes.end_of_segment(segment, pages, end, count)
+                end = self._notes.end_of_segment(segment, IN_SEGMENT, pages, end, count)
                 self._leave_together(segment, pages, begin + 1, end)
                 for position in range(begin, end):
                     entry: int = i64(notes[pages[position]]) - IN_SEGMENT + MOVING
@@ -260,16 +247,19 @@ class LearnedQueue(VictimQueue):
 
     def use_held_run(self, pages: vec[i64], count: i64) -> None:
         num_held: dict[int, int] = {}
+        ends = vec[i64]()
         begin: i64 = 0
         while begin < count:
             segment = self._held_segment(pages[begin])
-            end = self._end_of_held(segment, pages, begin, count)
-            num_held[int(segment)] = num_held.get(int(segment), 0) + int(end - begin)
+            end = begin + 1
+            if segment != NO_SEGMENT:
+                end = self._notes.end_of_segment(segment, MOVING, pages, begin, count)
+                num_held[int(segment)] = num_held.get(int(segment), 0) + int(end - begin)
+            ends = append(ends, end)
             begin = end
         begin = 0
-        while begin < count:
+        for end in ends:
             segment = self._held_segment(pages[begin])
-            end = self._end_of_held(segment, pages, begin, count)
             if segment != NO_SEGMENT:
                 num_held[int(segment)] -= int(end - begin)
                 at = segment * SEGMENT_WORDS
@@ -278,9 +268,11 @@ class LearnedQueue(VictimQueue):
                 self.records.shadow.note_come(self.records.part_of(self._table.words[at + STAMP]), end - begin)
                 self._returned.take(pages, begin, end, count_all(self._table.words[at + COUNTS]) + num_held[int(segment)])
                 self._free_if_empty(segment)
-            elif self._notes.get(pages[begin]) & STATUS_MASK == MOVING or self.stands_first(pages[begin]):
-                uses = uses_of_note(self._notes.get(pages[begin]))
-                self._notes.set(pages[begin], in_use(uses + 1 if uses < MOST_USES else uses, 0, False))
+            else:
+                for position in range(begin, end):
+                    note = self._notes.get(pages[position])
+                    if note & STATUS_MASK == MOVING or self.stands_first(pages[position]):
+                        self._notes.set(pages[position], _used_again(note))
             begin = end
 
     def _held_segment(self, page: i64) -> i64:
@@ -288,13 +280,6 @@ class LearnedQueue(VictimQueue):
         note = self._notes.get(page)
         segment = segment_of_note(note)
         return segment if note & STATUS_MASK == MOVING and self._table.is_used(segment) else NO_SEGMENT
-
-    def _end_of_held(self, segment: i64, pages: vec[i64], begin: i64, count: i64) -> i64:
-        """How far pages are of one segment; one page of none."""
-        end = begin + 1
-        while segment != NO_SEGMENT and end < count and self._held_segment(pages[end]) == segment:
-            end += 1
-        return end
 
     def remove(self, page: i64) -> None:
         segment = self._leave(page)
@@ -318,7 +303,7 @@ class LearnedQueue(VictimQueue):
                 begin += 1
                 continue
             segment = segment_of_note(note)
-            end = self._notes.end_of_segment(segment, pages, begin, count)
+            end = self._notes.end_of_segment(segment, IN_SEGMENT, pages, begin, count)
             self._leave_together(segment, pages, begin, end)
             for position in range(begin, end):
                 notes[pages[position]] = UNKNOWN
@@ -525,3 +510,9 @@ class LearnedQueue(VictimQueue):
     def check(self) -> None:
         assert self.num_pages >= self.first_pages.num_pages, f"{self.first_pages.num_pages} pages go first, {self.num_pages} are queued"
         self.records.check_count()
+
+
+def _used_again(note: i64) -> i64:
+    """The note of a page whose segment is not known."""
+    uses = uses_of_note(note)
+    return in_use(uses + 1 if uses < MOST_USES else uses, 0, False)

@@ -65,13 +65,13 @@ class PageNotes(RowColumn):
     def get(self, page: i64) -> i64:
         return i64(self.notes[page])
 
-    def end_of_segment(self, segment: i64, pages: vec[i64], begin: i64, count: i64) -> i64:
-        """How far the pages from ``begin`` on are in the segment."""
+    def end_of_segment(self, segment: i64, status: i64, pages: vec[i64], begin: i64, count: i64) -> i64:
+        """How far the pages from ``begin`` on have that status, and the segment."""
         notes = self.notes
         end = begin
         while end < count:
             note = i64(notes[pages[end]])
-            if note & STATUS_MASK != IN_SEGMENT or segment_of_note(note) != segment:
+            if note & STATUS_MASK != status or segment_of_note(note) != segment:
                 break
             end += 1
         return end

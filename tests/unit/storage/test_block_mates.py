@@ -49,7 +49,8 @@ class Blocks:
         self.queued.update(pages)
 
     def use(self, pages: list[int]) -> None:
-        self.queue.use_run(vec[i64](pages), len(pages))
+        self.queue.hold_run(vec[i64](pages), len(pages))
+        self.queue.use_held_run(vec[i64](pages), len(pages))
         for page in pages:
             self.place(page, 1)
         self.queued.difference_update(pages)

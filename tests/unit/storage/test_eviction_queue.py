@@ -53,7 +53,7 @@ def test_a_run_of_pages_comes_and_goes_as_page_by_page(seed: int) -> None:
         if choices.random() < 0.5:
             choices.shuffle(queued)
         used = [queued.pop() for _ in range(choices.randint(0, len(queued)))]
-        at_once.use_run(vec[i64](used), len(used))
+        at_once.hold_run(vec[i64](used), len(used))
         for page in used:
             one_by_one.use(page)
         waiting += used

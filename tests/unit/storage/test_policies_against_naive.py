@@ -141,8 +141,8 @@ class History:
             self.used.difference_update(pages)
         elif kind < 0.7 and self.queued:
             pages = self.choose(self.queued)
-            self.queue.use_run(vec[i64](pages), len(pages))
             for page in pages:
+                self.queue.use(page)
                 self.twin.use(page)
             self.used.update(pages)
             self.queued.difference_update(pages)

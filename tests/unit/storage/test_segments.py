@@ -55,7 +55,8 @@ class Level:
         self.records.request.end()
 
     def use(self, path: list[int]) -> None:
-        self.queue.use_run(vec[i64](path), len(path))
+        self.queue.hold_run(vec[i64](path), len(path))
+        self.queue.use_held_run(vec[i64](path), len(path))
 
     def evict(self, count: int) -> list[int]:
         victims: list[int] = []
