@@ -7,13 +7,10 @@ suspend      ACTIVE -> SUSPENDED: moves nothing, releases scratch slots, cannot 
 close        any -> CLOSED: everything released, the tail of the sequence evict-first
 """
 
-from typing import Final, final
-
-from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.errors import StorageIOError
-from ..base.ids import GPU_LEVEL, PRIORITY_DEFAULT
+from ..base.ids import GPU_LEVEL
 from ..device.stream_order import NO_POINT
 from ..reuse.match import Match
 from ..reuse.token_packing import TOKEN_BYTES
@@ -31,11 +28,9 @@ from .forked_blocks import release_block, leave_family
 from .page_arrivals import begin_apart, end_apart, lock_each_page, settle_arrivals, take_over_arrivals
 from .page_users import release_page
 from .recurrent_state import (
-    add_needed_state_slots,
     begin_state,
     free_state,
     lock_state,
-    needs_state_slots,
     put_snapshot_back,
     release_snapshot,
     undo_begin_state,
@@ -43,9 +38,8 @@ from .recurrent_state import (
 )
 from .planned_blocks import PlannedBlock
 from .planned_steps import leave_writers, read_planned, take_back
-from .published_tail import can_take_tail_back, forget_copies_of_tail, withdraw_tail
-from .resize_plan import add_slots
-from .scratch import add_needed_slots
+from .published_tail import forget_copies_of_tail, withdraw_tail
+from .resize_plan import ResizePlan, TurnPlan, plan_resume
 from .sequence_state import ACTIVE, CLOSED, NO_TIMELINE, SUSPENDED, Arrivals, SequenceState
 from .snapshots import leave_last_state
 from .staged_copies import copy_shared_blocks
@@ -122,33 +116,6 @@ def try_resume(state: SequenceState, stream: int, waits: bool) -> bool:
     return is_done
 
 
-@final
-@mypyc_attr(native_class=True)
-class _Resume:
-    """One of a sequence and its beams: what it is going to take beside the pages that it holds."""
-
-    __slots__ = ("state", "begins_state", "copies_tail", "priorities", "needed")
-
-    state: Final[SequenceState]
-    begins_state: Final[bool]
-    copies_tail: bool
-    priorities: Final[list[int]]
-    needed: Final[vec[i64]]
-
-    def __init__(self, state: SequenceState) -> None:
-        self.state = state
-        self.begins_state = needs_state_slots(state)
-        self.copies_tail = state.tail.copies_on_resume
-        self.priorities = [int(PRIORITY_DEFAULT)] * int(state.shared.num_life_cycles)
-        self.needed = vec[i64]([0] * state.shared.storage.num_pool_groups)
-        if self.copies_tail or self.begins_state or state.scratch.num_blocks > 0:
-            add_needed_slots(state.scratch, self.needed)
-            add_needed_state_slots(state, self.needed)
-            if self.copies_tail:
-                _add_tail_copy(state, self.needed, 1)
-                _ask_tail_priorities(state, self.priorities)
-
-
 def _resume_all(state: SequenceState, stream: int, waits: bool) -> bool:
     """The sequence and its beams: room for all of them before the first."""
     shared = state.shared
@@ -160,28 +127,17 @@ def _resume_all(state: SequenceState, stream: int, waits: bool) -> bool:
             settle_before_resume(one, waits, account)
     if _find_overuse(state):
         return False
-    resumes = [_Resume(one) for one in states]
-    needed = vec[i64]([0] * storage.num_pool_groups)
-    for resume in resumes:
-        needed = add_slots(needed, resume.needed)
     wanted = list_pages(states, GPU_LEVEL) if storage.last_level > 0 else None
-    takes_tail_back = False
-    if _find_refusal(state, needed, wanted):
-        # A sequence with such a tail has one beam.
-        if not resumes[0].copies_tail or not can_take_tail_back(state):
-            return False
-        _add_tail_copy(state, needed, -1)
-        if _find_refusal(state, needed, wanted):
-            return False
-        takes_tail_back = True
-        resumes[0].copies_tail = False
+    plan = plan_resume(states, wanted)
+    if plan is None:
+        return False
     timeline = shared.order.enter(stream)
     shared.guard.begin_change()
     try:
-        if wanted is not None and wanted.needs_work(needed):
-            shared.traffic.onboarding.bring_up(wanted, needed, waits, account)
+        if wanted is not None and wanted.needs_work(plan.peak):
+            shared.traffic.onboarding.bring_up(wanted, plan.peak, waits, account)
         else:
-            shared.traffic.room.make_room(needed, account)
+            shared.traffic.room.make_room(plan.peak, account)
     except AssertionError:
         raise
     except Exception as error:
@@ -191,48 +147,47 @@ def _resume_all(state: SequenceState, stream: int, waits: bool) -> bool:
         if isinstance(error, StorageIOError) and len(shared.traffic.onboarding.failed) > 0:
             raise make_load_failed(state, shared.traffic.onboarding.failed, str(error)) from error
         raise
-    if takes_tail_back:
+    if plan.withdraws_tail:
         forget_copies_of_tail(state)
     try:
-        _activate_all(resumes, stream, waits)
+        _activate_all(plan, stream, waits)
     finally:
         shared.order.leave(timeline)
-    if takes_tail_back:
+    if plan.withdraws_tail:
         withdraw_tail(state)
     shared.guard.end_change()
     return True
 
 
-def _activate_all(resumes: list[_Resume], stream: int, waits: bool) -> None:
+def _activate_all(plan: ResizePlan, stream: int, waits: bool) -> None:
     """There is room. The device's error leaves all suspended as they were."""
-    state = resumes[0].state
+    turns = plan.turns
+    state = turns[0].state
     old_stream = state.stream
     digest_mark = state.shared.storage.digest.mark()
-    for resume in resumes:
-        _lock_all_pages(resume.state, stream, waits)
+    for turn in turns:
+        _lock_all_pages(turn.state, stream, waits)
     try:
-        for resume in resumes:
-            _take_own_slots(resume, waits, find_page_counters(state.counters))
+        for turn in turns:
+            _take_own_slots(turn, plan.priorities, waits, find_page_counters(state.counters))
     except AssertionError:
         raise
     except BaseException:
         # The last one first: the next call takes the same slots.
-        position = len(resumes) - 1
-        while position >= 0:
-            undone = resumes[position].state
-            if resumes[position].begins_state and len(undone.recurrent.state_blocks) > 0:
+        for turn in turns[::-1]:
+            undone = turn.state
+            if turn.begins_state and len(undone.recurrent.state_blocks) > 0:
                 undo_begin_state(undone)
             put_snapshot_back(undone)
             suspend(undone)
             undone.stream = old_stream
-            position -= 1
         state.shared.storage.digest.roll_back(digest_mark)
         state.shared.guard.end_change()
         raise
-    for resume in resumes:
-        release_snapshot(resume.state)
-        if resume.state is not state:
-            take_over_arrivals(state, resume.state)
+    for turn in turns:
+        release_snapshot(turn.state)
+        if turn.state is not state:
+            take_over_arrivals(state, turn.state)
 
 
 def _lock_all_pages(state: SequenceState, stream: int, waits: bool) -> None:
@@ -249,36 +204,23 @@ def _lock_all_pages(state: SequenceState, stream: int, waits: bool) -> None:
     lock_state(state, waits)
 
 
-def _take_own_slots(resume: _Resume, waits: bool, account: PageCounters | None) -> None:
-    """Those of an active sequence that it is going to write; on its stream, or apart where they are on their way."""
-    state = resume.state
-    own = None if waits else begin_apart(state, resume.needed)
+def _take_own_slots(turn: TurnPlan, priorities: list[int], waits: bool, account: PageCounters | None) -> None:
+    """Those that an active sequence is going to write: scratch slots, recurrent state, its own copy of the shared last block; on its
+    stream, or apart where they are on their way."""
+    state = turn.state
+    own = None if waits else begin_apart(state, turn.needed)
     try:
-        _take_private_slots(state, resume.begins_state, resume.copies_tail, resume.priorities, account)
+        if state.scratch.num_blocks > 0:
+            state.scratch.take(state.timeline)
+        if turn.begins_state:
+            begin_state(state, account)
+        if len(turn.copies) > 0:
+            copy_shared_blocks(state, turn.copies, priorities, account)
     finally:
         if own is not None:
             end_apart(state, own)
     if not waits and not state.shared.storage.reads.is_idle:
         record_doubtful_pages(state)
-
-
-def _take_private_slots(
-    state: SequenceState, begins_state: bool, needs_tail_copy: bool, priorities: list[int], account: PageCounters | None
-) -> None:
-    """Take slots that a resumed sequence is going to write: scratch slots, its recurrent state, its own copy of the shared last block."""
-    life_cycle: i64 = 0
-    while state.scratch.num_blocks > 0 and life_cycle < state.shared.num_life_cycles:
-        state.scratch.take(life_cycle, state.timeline)
-        life_cycle += 1
-    if begins_state:
-        begin_state(state, account)
-    if needs_tail_copy:
-        try:
-            copy_shared_blocks(state, [int(state.num_published)], priorities, account)
-        except BaseException:
-            if begins_state:
-                undo_begin_state(state)
-            raise
 
 
 def list_pages(states: list[SequenceState], level: i64) -> OnboardList:
@@ -313,28 +255,6 @@ def _add_page(state: SequenceState, wanted: OnboardList, page: i64, life_cycle: 
         seen.add(int(page))
     rows = state.shared.storage.rows
     wanted.add(page, rows.level(page), state.shared.storage.pool_group_of[life_cycle], rows.is_queued(page))
-
-
-def _find_refusal(state: SequenceState, needed: vec[i64], wanted: OnboardList | None) -> bool:
-    room_count = state.shared.traffic.room_count
-    if wanted is None:
-        return room_count.find_refusal(needed)
-    return room_count.find_onboard_refusal(needed, wanted.num_here, wanted.num_below, wanted.num_freed)
-
-
-def _add_tail_copy(state: SequenceState, needed: vec[i64], count: i64) -> None:
-    storage = state.shared.storage
-    for life_cycle in range(state.shared.num_life_cycles):
-        if state.holds_page(life_cycle, state.num_published):
-            needed[storage.pool_group_of[life_cycle]] += count
-
-
-def _ask_tail_priorities(state: SequenceState, priorities: list[int]) -> None:
-    if state.request.priority_callback is None:
-        return
-    for life_cycle in range(state.shared.num_life_cycles):
-        if state.holds_page(life_cycle, state.num_published):
-            priorities[int(life_cycle)] = int(state.ask_priority(state.num_published, life_cycle))
 
 
 def _find_overuse(state: SequenceState) -> bool:

@@ -19,7 +19,7 @@ from .page_users import release_page
 from .planned_rules import find_taken_back
 from .planned_steps import take_back
 from .published_tail import take_tail_back
-from .resize_plan import ResizePlan, TurnPlan, plan_resize, subtract_slots, will_hold_page
+from .resize_plan import ResizePlan, TurnPlan, ask_priorities, plan_resize, subtract_slots
 from .sequence_state import SequenceState
 from .small_step import stays_within_blocks, try_next_block
 from .staged_copies import StagedCopies
@@ -62,28 +62,6 @@ def _resize_blocks(state: SequenceState, capacity: i64, history: i64) -> bool:
 
 
 # -- before anything changes ----------------------------------------------------------------------------------------------
-
-
-def ask_priorities(plan: ResizePlan) -> None:
-    """The user's priorities for pages of the first turn, which alone has a callback: per life cycle, first of each copied block, then of
-    each new block; a filler where no page will be made. Asked once it is known that there is room. What the callback raises is raised."""
-    turn = plan.turns[0]
-    state = turn.state
-    if state.request.priority_callback is None:
-        return
-    plan.priorities = []
-    for copied in turn.copies:
-        _append_priorities(plan, state, copied)
-    for ordinal in range(state.num_blocks, plan.num_blocks):
-        _append_priorities(plan, state, ordinal)
-
-
-def _append_priorities(plan: ResizePlan, state: SequenceState, ordinal: i64) -> None:
-    for life_cycle in range(state.shared.num_life_cycles):
-        if will_hold_page(state, life_cycle, ordinal, plan.capacity, plan.history):
-            plan.priorities.append(int(state.ask_priority(ordinal, life_cycle)))
-        else:
-            plan.priorities.append(PRIORITY_DEFAULT)
 
 
 def _evict(plan: ResizePlan, account: PageCounters | None) -> None:
@@ -145,7 +123,7 @@ def _apply_turn(plan: ResizePlan, turn: TurnPlan, priorities: list[int], account
         settle_forked(state, turn.first_written)
     _add_blocks(state, plan.num_blocks, priorities, len(turn.copies))
     if state.scratch.num_blocks > 0:
-        _take_scratch(state)
+        state.scratch.take(state.timeline)
     state.record_next_slow_capacity()
 
 
@@ -235,8 +213,3 @@ def _add_blocks(state: SequenceState, num_blocks: i64, priorities: list[int], nu
                     priority = priorities[(ordinal - old_num_blocks + num_copies) * shared.num_life_cycles + life_cycle]
                 page = state.blocks[ordinal].first_page + life_cycle
                 table.set(ordinal, storage.make_locked_page(page, pool_group, priority, state.timeline))
-
-
-def _take_scratch(state: SequenceState) -> None:
-    for life_cycle in range(state.shared.num_life_cycles):
-        state.scratch.take(life_cycle, state.timeline)

@@ -1,4 +1,4 @@
-"""The plan of one `resize`: a value that says what joins, what is released and what is copied, made before anything changes.
+"""The plan of one `resize` or resume: a value that says what joins, what is released and what is copied, made before anything changes.
 
 `plan_resize` works it out for a sequence, or for all beams of one, and finds out whether the slots are to be had; a refusal changes
 nothing. `resize.try_resize` applies it.
@@ -13,10 +13,14 @@ from typing import Final, final
 from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
+from ..base.ids import PRIORITY_DEFAULT
+from ..storage.onboarding import OnboardList
 from .forked_blocks import NO_ORDINALS, find_first_written, list_copies
 from .page_users import count_given_back
 from .published_tail import can_take_tail_back, is_tail_its_own
-from .sequence_state import SequenceState
+from .recurrent_state import add_needed_state_slots, needs_state_slots
+from .scratch import add_needed_slots
+from .sequence_state import ACTIVE, SequenceState
 from .shared_state import NEVER
 from .slot_ledger import SlotLedger
 
@@ -29,7 +33,7 @@ NO_SLOTS: Final = vec[i64]()
 class TurnPlan:
     """Effect of the resize on one sequence, or on one beam, which have their turns in order. Slots are per pool group."""
 
-    __slots__ = ("state", "copies", "first_written", "needed", "copied", "released")
+    __slots__ = ("state", "copies", "first_written", "needed", "copied", "released", "begins_state")
 
     state: Final[SequenceState]
     copies: Final[list[int]]
@@ -42,6 +46,8 @@ class TurnPlan:
     """Needed slots for the pages of copied blocks that the sequence still holds after the resize; empty where there are no copies."""
     released: Final[vec[i64]]
     """Slots that become free or evictable. A page that another beam holds too is not among them."""
+    begins_state: Final[bool]
+    """Whether a resume takes slots of recurrent state."""
 
     def __init__(self, state: SequenceState, copies: list[int], first_written: i64) -> None:
         self.state = state
@@ -51,12 +57,13 @@ class TurnPlan:
         self.needed = vec[i64]([0] * num_pool_groups)
         self.copied = vec[i64]([0] * num_pool_groups) if len(copies) > 0 else vec[i64]()
         self.released = vec[i64]([0] * num_pool_groups)
+        self.begins_state = needs_state_slots(state)
 
 
 @final
 @mypyc_attr(native_class=True)
 class ResizePlan:
-    """One `resize` to ``capacity`` and ``history``, in tokens: a turn for the sequence, or one for each of its beams."""
+    """One `resize` to ``capacity`` and ``history``, in tokens, or a resume that leaves these: a turn for the sequence, or for each beam."""
 
     __slots__ = ("capacity", "history", "num_blocks", "turns", "peak", "withdraws_tail", "priorities")
 
@@ -109,26 +116,69 @@ def plan_resize(states: list[SequenceState], capacity: i64, history: i64, ledger
                 copies = _leave_out_last_owned(states, position, copies, ledger)
         plan.turns.append(plan_turn(state, copies, first_written, plan, ledger))
         position += 1
-    if not _lacks_room(plan, ledger):
-        return plan
+    return plan if _find_room(plan, ledger, None) else None
+
+
+def plan_resume(states: list[SequenceState], wanted: OnboardList | None) -> ResizePlan | None:
+    """The same for a resume, which leaves the numbers as they are. ``wanted``: the pages that it brings up; None on one level."""
+    first = states[0]
+    plan = ResizePlan(first.capacity, first.history, first.num_blocks)
+    for state in states:
+        copies = NO_ORDINALS
+        if state.tail.copies_on_resume:
+            copies = [int(state.num_published)]
+        plan.turns.append(plan_turn(state, copies, NEVER, plan, None))
+    ask_priorities(plan)
+    return plan if _find_room(plan, None, wanted) else None
+
+
+def _find_room(plan: ResizePlan, ledger: SlotLedger | None, wanted: OnboardList | None) -> bool:
+    """Whether the slots are to be had, if need be without a copy of the published tail."""
+    if not _lacks_room(plan, ledger, wanted):
+        return True
     turn = plan.turns[0]
-    if position > 1 or not is_copy_of_tail(turn) or not _can_withdraw(turn.state, ledger):
-        return None
+    if len(plan.turns) > 1 or not is_copy_of_tail(turn) or not _can_withdraw(turn.state, ledger):
+        return False
     plan.turns[0] = plan_turn(turn.state, NO_ORDINALS, turn.first_written, plan, ledger)
     plan.withdraws_tail = True
-    return None if _lacks_room(plan, ledger) else plan
+    return not _lacks_room(plan, ledger, wanted)
 
 
-def _lacks_room(plan: ResizePlan, ledger: SlotLedger | None) -> bool:
+def _lacks_room(plan: ResizePlan, ledger: SlotLedger | None, wanted: OnboardList | None) -> bool:
     plan.peak = count_peak(plan.turns)
     if ledger is not None:
         return ledger.find_refusal(plan.peak)
-    return plan.turns[0].state.shared.traffic.room_count.find_refusal(plan.peak)
+    room_count = plan.turns[0].state.shared.traffic.room_count
+    if wanted is None:
+        return room_count.find_refusal(plan.peak)
+    return room_count.find_onboard_refusal(plan.peak, wanted.num_here, wanted.num_below, wanted.num_freed)
 
 
 def _can_withdraw(state: SequenceState, ledger: SlotLedger | None) -> bool:
     """Whether the published tail is the sequence's own, by then."""
     return can_take_tail_back(state) if ledger is None else is_tail_its_own(state, ledger.num_released, ledger.num_left)
+
+
+def ask_priorities(plan: ResizePlan) -> None:
+    """The user's priorities for pages of the first turn, which alone has a callback: per life cycle, first of each copied block, then of
+    each new block; a filler where no page will be made. What the callback raises is raised."""
+    turn = plan.turns[0]
+    state = turn.state
+    if state.request.priority_callback is None:
+        return
+    plan.priorities = []
+    for copied in turn.copies:
+        _append_priorities(plan, state, copied)
+    for ordinal in range(state.num_blocks, plan.num_blocks):
+        _append_priorities(plan, state, ordinal)
+
+
+def _append_priorities(plan: ResizePlan, state: SequenceState, ordinal: i64) -> None:
+    for life_cycle in range(state.shared.num_life_cycles):
+        if will_hold_page(state, life_cycle, ordinal, plan.capacity, plan.history):
+            plan.priorities.append(int(state.ask_priority(ordinal, life_cycle)))
+        else:
+            plan.priorities.append(PRIORITY_DEFAULT)
 
 
 def _leave_out_last_owned(beams: list[SequenceState], position: i64, copies: list[int], ledger: SlotLedger | None) -> list[int]:
@@ -176,6 +226,9 @@ def plan_turn(state: SequenceState, copies: list[int], first_written: i64, plan:
             end = new_begin if new_begin < kept else kept
             turn.released[pool_group] += count_given_back(state, life_cycle, begin, end)
         turn.released[pool_group] += count_given_back(state, life_cycle, kept, state.num_blocks)
+    if state.status != ACTIVE:
+        add_needed_slots(state.scratch, turn.needed)
+        add_needed_state_slots(state, turn.needed)
     if ledger is not None and len(ledger.num_released) > 0:
         for life_cycle in range(shared.num_life_cycles):
             for ordinal in list_released(turn, plan, life_cycle, False):

@@ -84,14 +84,15 @@ class Scratch:
         while len(slots) > kept:
             storage.slots.free_scratch_slot(pool_group, slots.pop(), mark)
 
-    def take(self, life_cycle: i64, timeline: i64) -> None:
-        """Allocate what the range needs; room has been made."""
+    def take(self, timeline: i64) -> None:
+        """Allocate what the ranges need; room has been made."""
         storage = self.shared.storage
-        pool_group = storage.pool_group_of[life_cycle]
-        slots = self.slots[life_cycle]
-        wanted = self.count_slots(life_cycle, self.ends[life_cycle] - self.begins[life_cycle])
-        while len(slots) < wanted:
-            slots.append(int(storage.slots.take_scratch_slot(pool_group, timeline)))
+        life_cycle: i64 = 0
+        for slots in self.slots:
+            wanted = self.count_slots(life_cycle, self.ends[life_cycle] - self.begins[life_cycle])
+            while len(slots) < wanted:
+                slots.append(int(storage.slots.take_scratch_slot(storage.pool_group_of[life_cycle], timeline)))
+            life_cycle += 1
 
     def advance_ready(self, timeline: i64, mark: i64) -> None:
         """The next user of the slots waits for ``mark``, a fresh mark of ``timeline``, too."""
