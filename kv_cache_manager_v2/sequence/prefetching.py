@@ -1,6 +1,6 @@
 """Prefetching: pages of a suspended sequence, or of cached blocks, are onboarded before they are needed."""
 
-from librt.vecs import vec
+from librt.vecs import append, vec
 from typing import Final
 
 from mypy_extensions import i64
@@ -61,19 +61,18 @@ def try_prefetch_blocks(shared: SharedState, blocks: list[Block], level: i64) ->
         settle_reads(storage)
     if not _has_page_below(shared, blocks, level):
         return True
-    held: list[int] = []
+    held = vec[i64]()
     for block in blocks:
         for life_cycle in range(shared.num_life_cycles):
             page = block.first_page + life_cycle
             if rows.has_page(page) and rows.level(page) >= level:
                 storage.hold(page, storage.pool_group_of[life_cycle])
-                held.append(int(page))
+                held = append(held, page)
     if storage.closed.has_disks:
         storage.closed.look()
     wanted = OnboardList(storage, level)
-    for page_id in held:
-        page = page_id
-        wanted.add(page, rows.level(page), storage.pool_group_of[_life_cycle_of(shared, page)], rows.is_queued(page))
+    for page in held:
+        wanted.add(page, rows.level(page), storage.pool_group_of_page(page), rows.is_queued(page))
     is_done = False
     nothing = vec[i64]([0] * int(storage.num_pool_groups))
     num_begun = storage.changes.num_begun
@@ -88,9 +87,8 @@ def try_prefetch_blocks(shared: SharedState, blocks: list[Block], level: i64) ->
         if storage.changes.num_begun > num_begun:
             raise  # in the middle of a change: the manager is broken, and this is why
         _logger.warning("a prefetch is left out: %s", str(error))
-    for page_id in held:
-        page = page_id
-        storage.release(page, storage.pool_group_of[_life_cycle_of(shared, page)])
+    for page in held:
+        storage.release(page, storage.pool_group_of_page(page))
     return is_done
 
 
@@ -101,11 +99,6 @@ def _has_page_below(shared: SharedState, blocks: list[Block], level: i64) -> boo
             if rows.has_page(page) and rows.level(page) > level:
                 return True
     return False
-
-
-def _life_cycle_of(shared: SharedState, page: i64) -> i64:
-    rows = shared.storage.rows
-    return (page - rows.first_page_of_blocks) % rows.num_life_cycles
 
 
 def _has_room(shared: SharedState, wanted: OnboardList, level: i64) -> bool:

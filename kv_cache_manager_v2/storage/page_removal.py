@@ -135,5 +135,4 @@ def settle_reads(storage: PageStorage, account: PageCounters | None = None) -> N
     # From the leaf of each path, so that each goes for its own reason.
     for page in reversed(list(reads.lost)):
         if page in reads.lost and rows.num_holds(page) == 0:
-            life_cycle = (page - rows.first_page_of_blocks) % rows.num_life_cycles
-            drop_with_owner(storage, page, storage.pool_group_of[life_cycle], FAILURE, account)
+            drop_with_owner(storage, page, storage.pool_group_of_page(page), FAILURE, account)

@@ -135,9 +135,8 @@ class PoolResizer:
         pages = vec[i64]()
         sources = vec[i64]()
         for page in range(rows.first_page_of_blocks, rows.num_rows):
-            life_cycle = (page - rows.first_page_of_blocks) % rows.num_life_cycles
             if (
-                storage.pool_group_of[life_cycle] == pool_group
+                storage.pool_group_of_page(page) == pool_group
                 and rows.has_page(page)
                 and rows.level(page) == level
                 and rows.slot(page) >= limit
