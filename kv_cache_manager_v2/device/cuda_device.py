@@ -19,7 +19,7 @@ from typing import Any, Final, SupportsIndex, final
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.checks import to_bool, to_int, to_list, to_text
-from ..base.errors import KVCacheManagerError, LogicError, StorageIOError
+from ..base.errors import KVCacheManagerError, LogicError
 from ..base.given import Given
 from ..base.ids import CacheTier
 from .cuda_allocator import CudaAllocator
@@ -32,15 +32,11 @@ from .cuda_kernel import CudaCompiler, CudaKernel, load_nvrtc_module
 from .cuda_memory import CudaMemory
 from .cuda_staging import STAGING_SLOT_BYTES
 from .cuda_timers import CudaTimers
-from .disk_ranges import DISK_TOTAL_BYTES
 from .file_port import FilePort
 from .handle_table import HandleTable, handle_index
-from .host_memory import release_addresses, reserve_addresses, total_host_bytes
 from .host_placement import HostPlacement, count_numa_nodes, find_numa_node
-from .os_files import OsFiles
-from .port import CopyBatch, Device, HostKernel
-from .range_table import RangeTable
-from .slot_watch import SlotWatch
+from .port import CopyBatch, HostKernel
+from .ranged_device import RangedDevice
 from .wakeup import Wakeup
 import ctypes
 
@@ -152,7 +148,7 @@ def _find_placement(driver: CudaDriver, ordinal: int, device: Any) -> HostPlacem
 
 @final
 @mypyc_attr(native_class=True)
-class CudaDevice(Device):
+class CudaDevice(RangedDevice):
     """A CUDA device; see the module's docstring. One thread at a time, any thread.
 
     ``granularity_bytes`` is the smallest unit in which memory is mapped; if the driver's is larger, the driver's is used.
@@ -177,18 +173,14 @@ class CudaDevice(Device):
         "_captures",
         "_context",
         "_disk",
-        "_host_granularity_bytes",
         "_gpu_memory",
         "_host_memory",
-        "_gpu_ranges",
-        "_host_ranges",
         "_streams",
         "_events",
         "_event_objects",
         "_timers",
         "_kernels",
         "_copies",
-        "_is_closed",
     )
 
     ordinal: Final[int]
@@ -201,18 +193,14 @@ class CudaDevice(Device):
     _captures: Final[RelaxedCaptures]
     _context: Final[CudaContext]
     _disk: Final[CudaDisk]
-    _host_granularity_bytes: Final[int]
     _gpu_memory: Final[CudaMemory]
     _host_memory: Final[CudaHostMemory]
-    _gpu_ranges: Final[RangeTable]
-    _host_ranges: Final[RangeTable]
     _streams: Final[dict[int, Any]]  # the device's own
     _events: Final[HandleTable]
     _event_objects: Final[list[Any]]  # the pool, by the handle's index
     _timers: Final[CudaTimers]
     _kernels: Final[list[CudaKernel]]
     _copies: Final[CudaCopies]
-    _is_closed: bool
 
     def __init__(
         self,
@@ -247,6 +235,7 @@ class CudaDevice(Device):
         device = _find_gpu(checked, ordinal)
         allocator = CudaAllocator(checked, ordinal, device, gpu_direct_rdma, others, handle_kind)
         gpu_memory = CudaMemory(checked, allocator, granularity_bytes, chunk_bytes)
+        super().__init__(gpu_memory.granularity_bytes, granularity_bytes, files, num_disk_threads)
         self._driver = checked
         self._captures = RelaxedCaptures(checked)
         self.ordinal = ordinal
@@ -254,23 +243,19 @@ class CudaDevice(Device):
         self._nvrtc_module = nvrtc
         self._capability = _capability_of(checked, device)
         self._total_bytes = checked.call("cuDeviceTotalMem", device)
-        self._host_granularity_bytes = granularity_bytes
         self._gpu_memory = gpu_memory
         self._host_memory = CudaHostMemory(checked, _find_placement(checked, ordinal, device), max_registration_bytes)
-        self._gpu_ranges = RangeTable(CacheTier.GPU_MEM, gpu_memory.granularity_bytes)
-        self._host_ranges = RangeTable(CacheTier.HOST_MEM, granularity_bytes)
         self._streams = {}
         self._events = HandleTable("event")
         self._event_objects = []
         self._kernels = []
         self._copies = CudaCopies(checked, self._gpu_ranges, self._host_memory)
-        self._is_closed = False
         # Last, so that a failure above has nothing to release.
         self._context = CudaContext(checked, device)
         self._timers = CudaTimers(checked, self._context)
         self._disk = CudaDisk(
-            checked, self._context, self._host_memory, self._copies, OsFiles() if files is None else files, granularity_bytes,
-            num_disk_threads, staging_bytes // STAGING_SLOT_BYTES, waits_for_disk,
+            checked, self._context, self._host_memory, self._copies, self._disk_ranges, self._workers, staging_bytes // STAGING_SLOT_BYTES,
+            waits_for_disk,
         )  # fmt: skip
 
     # -- properties ---------------------------------------------------------------------------------------------------
@@ -285,94 +270,47 @@ class CudaDevice(Device):
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
-    def granularity_bytes(self, tier: CacheTier) -> int:
-        if self._is_gpu(tier):
-            return self._gpu_memory.granularity_bytes
-        return self._host_granularity_bytes
-
     def total_bytes(self, tier: CacheTier) -> int:
-        if tier == CacheTier.DISK:
-            return DISK_TOTAL_BYTES
-        return self._total_bytes if self._is_gpu(tier) else total_host_bytes()
+        return self._total_bytes if tier == CacheTier.GPU_MEM else super().total_bytes(tier)
 
-    def reserve_range(self, tier: CacheTier, num_bytes: int) -> int:
-        self._require_open()
-        ranges = self._ranges(tier)
-        if tier == CacheTier.DISK:
-            raise ValueError("a range of DISK needs a folder for its file; use reserve_disk_range")
-        ranges.validate_num_bytes(num_bytes)
-        if self._is_gpu(tier):
-            with self._captures:
-                address = self._gpu_memory.reserve(num_bytes)
-        else:
-            address = reserve_addresses(num_bytes, self._host_granularity_bytes)
-        ranges.add(address, num_bytes)
-        return address
+    def _reserve(self, tier: CacheTier, num_bytes: int) -> int:
+        if tier != CacheTier.GPU_MEM:
+            return super()._reserve(tier, num_bytes)
+        with self._captures:
+            return self._gpu_memory.reserve(num_bytes)
 
-    def reserve_disk_range(self, path: str, num_bytes: int) -> int:
-        self._require_open()
-        return self._disk.reserve(path, num_bytes)
-
-    def file_port(self) -> FilePort:
-        return self._disk.ranges.port
-
-    def reserve_durable_range(self, path: str, num_bytes: int, watch: SlotWatch) -> int:
-        self._require_open()
-        return self._disk.reserve(path, num_bytes, watch)
-
-    def disk_failure(self, address: int) -> StorageIOError | None:
-        self._require_open()
-        return self._disk.failure_of(address)
-
-    def take_failed_reads(self) -> list[StorageIOError]:
-        self._require_open()
-        return self._disk.take_failed_reads()
-
-    def release_range(self, tier: CacheTier, address: int, num_bytes: int) -> None:
-        self._require_open()
-        if tier == CacheTier.DISK:
-            self._disk.ranges.release(address, num_bytes)
-            return
-        ranges = self._ranges(tier)
-        ranges.require_releasable(address, num_bytes)
-        if self._is_gpu(tier):
+    def _release(self, tier: CacheTier, address: int, num_bytes: int) -> None:
+        if tier == CacheTier.GPU_MEM:
             with self._captures:
                 self._gpu_memory.release(address, num_bytes)
         else:
-            release_addresses(address, num_bytes)
-        ranges.remove(address)
+            super()._release(tier, address, num_bytes)
 
-    def map_memory(self, tier: CacheTier, address: int, num_bytes: int) -> None:
-        self._require_open()
-        if tier == CacheTier.DISK:
-            self._disk.ranges.map(address, num_bytes)
-            return
-        reserved = self._ranges(tier).require_unmapped(address, num_bytes)
-        if self._is_gpu(tier):
+    def _map(self, tier: CacheTier, address: int, num_bytes: int) -> None:
+        if tier == CacheTier.GPU_MEM:
             with self._captures:
                 self._gpu_memory.map(address, num_bytes)
         else:
             with self._context:
                 self._host_memory.map(address, num_bytes)
-        reserved.mapped.add(address, address + num_bytes)
 
-    def unmap_memory(self, tier: CacheTier, address: int, num_bytes: int) -> None:
-        self._require_open()
-        if self._disk.is_busy:
-            # Unmapping may wait for the GPU, which may wait for the workers.
-            self._disk.drain()
-        if tier == CacheTier.DISK:
-            self._ranges(tier).require_mapped(address, num_bytes)
-            self._disk.unmap(address, num_bytes)
-            return
-        reserved = self._ranges(tier).require_mapped(address, num_bytes)
-        if self._is_gpu(tier):
+    def _unmap(self, tier: CacheTier, address: int, num_bytes: int) -> None:
+        if tier == CacheTier.GPU_MEM:
             with self._captures:
                 self._gpu_memory.unmap(address, num_bytes)
         else:
             with self._context:
                 self._host_memory.unmap(address, num_bytes)
-        reserved.mapped.remove(address, address + num_bytes)
+
+    def _prepare_disk(self) -> None:
+        self._disk.prepare()
+
+    def _poll_disk(self) -> None:
+        self._disk.poll()
+
+    def _drain_disk(self) -> None:
+        if self._disk.is_busy:
+            self._disk.drain()
 
     def export_memory(self, address: int, num_bytes: int) -> list[tuple[int, int, int | bytes]]:
         """Handles by which another process or machine can map these mapped bytes of GPU memory, a pool's, say: address, size and
@@ -510,10 +448,7 @@ class CudaDevice(Device):
     def copy_batch(self, stream: int, batch: CopyBatch) -> None:
         self._require_open()
         stream = name_stream(stream)
-        if batch.num_bytes <= 0:
-            raise ValueError(f"a batch of copies of {batch.num_bytes} bytes each: it must be positive")
-        self._ranges(batch.dst_tier).require_accessible(batch.dst_addresses, batch.count, batch.num_bytes)
-        self._ranges(batch.src_tier).require_accessible(batch.src_addresses, batch.count, batch.num_bytes)
+        self._validate_batch(batch)
         if batch.count == 0:
             return
         if batch.dst_tier == CacheTier.DISK or batch.src_tier == CacheTier.DISK:
@@ -525,9 +460,7 @@ class CudaDevice(Device):
     def fill(self, stream: int, address: int, num_bytes: int, value: int) -> None:
         self._require_open()
         stream = name_stream(stream)
-        if value < 0 or value > 255:
-            raise ValueError(f"a fill with {value}: a byte is 0 to 255")
-        self._gpu_ranges.require_bytes(address, num_bytes, "a fill")
+        self._validate_fill(address, num_bytes, value)
         with self._context:
             self._driver.call("cuMemsetD8Async", address, value, num_bytes, stream)
 
@@ -549,13 +482,7 @@ class CudaDevice(Device):
         """Release everything that the device made. If the driver refuses, it raises and may be called again."""
         if self._is_closed:
             return
-        num_ranges = 0
-        num_bytes = 0
-        for ranges in (self._gpu_ranges, self._host_ranges, self._disk.ranges.table):
-            num_ranges += ranges.num_ranges()
-            num_bytes += ranges.reserved_bytes()
-        if num_ranges > 0:
-            raise LogicError(f"{num_ranges} ranges with {num_bytes} bytes are still reserved; release_range them first")
+        self._require_released()
         self._disk.close()
         while self._kernels:
             self._kernels[-1].close()
@@ -582,15 +509,3 @@ class CudaDevice(Device):
     def _add_event_object(self) -> None:
         with self._context:
             self._event_objects.append(self._driver.call("cuEventCreate", _EVENT_DISABLE_TIMING))
-
-    def _is_gpu(self, tier: CacheTier) -> bool:
-        return tier == CacheTier.GPU_MEM
-
-    def _ranges(self, tier: CacheTier) -> RangeTable:
-        if tier == CacheTier.DISK:
-            return self._disk.ranges.table
-        return self._gpu_ranges if tier == CacheTier.GPU_MEM else self._host_ranges
-
-    def _require_open(self) -> None:
-        if self._is_closed:
-            raise LogicError("this device is closed; make a new one")

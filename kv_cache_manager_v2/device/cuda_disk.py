@@ -18,7 +18,7 @@ from typing import Any, Final, final
 
 from mypy_extensions import mypyc_attr
 
-from ..base.errors import CudaError, KVCacheManagerError, PartlyCopiedError, StorageIOError
+from ..base.errors import CudaError, KVCacheManagerError, PartlyCopiedError
 from ..base.ids import CacheTier
 from ..base.package_log import PackageLog
 from .copy_runs import CopyRuns
@@ -35,10 +35,8 @@ from .disk_plan import plan_extents, plan_job
 from .disk_ranges import DiskRanges
 from .disk_dependencies import DiskDependencies, raise_first_unreported
 from .disk_workers import DiskWorkers
-from .file_port import FilePort
 from .job_gate import GateWatch
 from .port import CopyBatch
-from .slot_watch import SlotWatch
 
 _logger: Final = PackageLog(__name__)
 
@@ -94,12 +92,12 @@ class CudaDisk:
     """The disk tier. Law: ``is_busy`` while a job is in progress or a failure is unreported. Who creates it calls `close`."""
 
     __slots__ = (
-        "ranges", "is_busy", "_driver", "_context", "_host_memory", "_copies", "_workers", "_num_staging_slots", "_streams_may_wait",
+        "is_busy", "_ranges", "_driver", "_context", "_host_memory", "_copies", "_workers", "_num_staging_slots", "_streams_may_wait",
         "_staging", "_watch", "_trail", "_open", "_flags_of_streams",
     )  # fmt: skip
 
-    ranges: Final[DiskRanges]
     is_busy: bool
+    _ranges: Final[DiskRanges]
     _driver: Final[CudaDriver]
     _context: Final[CudaContext]
     _host_memory: Final[CudaHostMemory]
@@ -119,19 +117,18 @@ class CudaDisk:
         context: CudaContext,
         host_memory: CudaHostMemory,
         copies: CudaCopies,
-        files: FilePort,
-        granularity_bytes: int,
-        num_threads: int,
+        ranges: DiskRanges,
+        workers: DiskWorkers,
         num_staging_slots: int,
         streams_may_wait: bool,
     ) -> None:
-        self.ranges = DiskRanges(files, granularity_bytes)
+        self._ranges = ranges
         self.is_busy = False
         self._driver = driver
         self._context = context
         self._host_memory = host_memory
         self._copies = copies
-        self._workers = DiskWorkers(num_threads)
+        self._workers = workers
         self._num_staging_slots = num_staging_slots
         self._streams_may_wait = streams_may_wait
         self._staging = None
@@ -140,9 +137,8 @@ class CudaDisk:
         self._open = []
         self._flags_of_streams = []
 
-    # -- memory -------------------------------------------------------------------------------------------------------
-
-    def reserve(self, path: str, num_bytes: int, watch: SlotWatch | None = None) -> int:
+    def prepare(self) -> None:
+        """A range is about to be reserved: what copies need is made, if it is the first."""
         if self._staging is None:
             with self._context:
                 if self._watch is None:
@@ -151,11 +147,6 @@ class CudaDisk:
                     self._driver, self._host_memory, self._num_staging_slots, self._streams_may_wait
                 )
             self._workers.watch = self._watch
-        return self.ranges.reserve(path, num_bytes, watch)
-
-    def unmap(self, address: int, num_bytes: int) -> None:
-        self.ranges.unmap(address, num_bytes)
-        self._workers.transfers.rescued.forget_unmapped(address, num_bytes)
 
     # -- copies -------------------------------------------------------------------------------------------------------
 
@@ -169,11 +160,11 @@ class CudaDisk:
         with self._context:
             try:
                 if batch.src_tier == CacheTier.GPU_MEM:
-                    self._write_from_gpu(stream, plan_extents(CopyRuns(batch), self.ranges, True), started)
+                    self._write_from_gpu(stream, plan_extents(CopyRuns(batch), self._ranges, True), started)
                 elif batch.dst_tier == CacheTier.GPU_MEM:
-                    self._read_to_gpu(stream, plan_extents(CopyRuns(batch), self.ranges, False), started)
+                    self._read_to_gpu(stream, plan_extents(CopyRuns(batch), self._ranges, False), started)
                 else:
-                    job = plan_job(batch, self.ranges)
+                    job = plan_job(batch, self._ranges)
                     self._start(stream, job, self._raise_behind(stream), [])
                     started.append(job)
             except BaseException as error:
@@ -349,13 +340,6 @@ class CudaDisk:
         jobs = self._trail.jobs_of_stream(stream)
         self.poll()
         raise_first_unreported(jobs)
-
-    def failure_of(self, address: int) -> StorageIOError | None:
-        self.poll()
-        return self.ranges.failure_of(address)
-
-    def take_failed_reads(self) -> list[StorageIOError]:
-        return self._workers.take_failed_reads()
 
     def drain(self) -> None:
         """Block until the workers are done with all jobs."""

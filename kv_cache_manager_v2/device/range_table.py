@@ -38,16 +38,16 @@ class ReservedRange:
 class RangeTable:
     """The table. Law: ranges do not overlap; mapped bytes are within their range."""
 
-    __slots__ = ("_tier", "_granularity_bytes", "_addresses", "_ranges")
+    __slots__ = ("granularity_bytes", "_tier", "_addresses", "_ranges")
 
     _tier: Final[CacheTier]
-    _granularity_bytes: Final[int]
+    granularity_bytes: Final[int]
     _addresses: Final[list[int]]  # sorted, the first address of each range
     _ranges: Final[list[ReservedRange]]  # in the same order
 
     def __init__(self, tier: CacheTier, granularity_bytes: int) -> None:
         self._tier = tier
-        self._granularity_bytes = granularity_bytes
+        self.granularity_bytes = granularity_bytes
         self._addresses = []
         self._ranges = []
 
@@ -60,10 +60,10 @@ class RangeTable:
     # -- reserved ranges ----------------------------------------------------------------------------------------------
 
     def validate_num_bytes(self, num_bytes: int) -> None:
-        if num_bytes <= 0 or num_bytes % self._granularity_bytes != 0:
+        if num_bytes <= 0 or num_bytes % self.granularity_bytes != 0:
             raise ValueError(
                 f"{num_bytes} bytes of {self._tier.name}: it must be a positive multiple of the granularity,"
-                f" {self._granularity_bytes}"
+                f" {self.granularity_bytes}"
             )
 
     def add(self, address: int, num_bytes: int) -> None:
@@ -183,10 +183,10 @@ class RangeTable:
 
     def _require_within(self, address: int, num_bytes: int) -> ReservedRange:
         self.validate_num_bytes(num_bytes)
-        if address % self._granularity_bytes != 0:
+        if address % self.granularity_bytes != 0:
             raise ValueError(
                 f"address {address:#x} of {self._tier.name} is no multiple of the granularity,"
-                f" {self._granularity_bytes}"
+                f" {self.granularity_bytes}"
             )
         reserved = self._find(address)
         if reserved is None:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from mypy_extensions import mypyc_attr
 
 from ..base.ids import CacheTier
-from ..base.integer_math import round_up
+from ..device.memory_range import MemoryRange
 from ..device.port import CopyBatch, Device
 from .kernel_launcher import BatchLaunch, KernelLauncher
 from .layer_work import BufferWork, LayerWork
@@ -120,52 +120,42 @@ _MISSING: Final = (1 << 64) - 1
 class CudaStaging:
     """Pinned host memory and as much device memory, copied to the same offsets."""
 
-    __slots__ = ("host_address", "device_address", "host_bytes", "device_bytes", "_device")
+    __slots__ = ("host", "device")
 
-    host_address: Final[int]
-    device_address: Final[int]
-    host_bytes: Final[int]
-    device_bytes: Final[int]
+    host: Final[MemoryRange]
+    device: Final[MemoryRange]
 
     def __init__(self, device: Device, num_bytes: int) -> None:
-        self._device: Final[Device] = device
-        self.host_bytes = round_up(num_bytes, device.granularity_bytes(CacheTier.HOST_MEM))
-        self.device_bytes = round_up(num_bytes, device.granularity_bytes(CacheTier.GPU_MEM))
-        self.host_address = _map(device, CacheTier.HOST_MEM, self.host_bytes)
+        self.host = _map(device, CacheTier.HOST_MEM, num_bytes)
         try:
-            self.device_address = _map(device, CacheTier.GPU_MEM, self.device_bytes)
+            self.device = _map(device, CacheTier.GPU_MEM, num_bytes)
         except BaseException:
-            _unmap(device, CacheTier.HOST_MEM, self.host_address, self.host_bytes)
+            self.host.close()
             raise
 
     @property
     def num_bytes(self) -> int:
-        return min(self.host_bytes, self.device_bytes)
+        return min(self.host.mapped_bytes, self.device.mapped_bytes)
 
     def host_words(self, num_words: int) -> npt.NDArray[np.uint64]:
         """The first words, for the host to read and write."""
-        memory: Any = (ctypes.c_ubyte * (8 * num_words)).from_address(self.host_address)
+        memory: Any = (ctypes.c_ubyte * (8 * num_words)).from_address(self.host.address)
         words: npt.NDArray[np.uint64] = np.frombuffer(memory, dtype=np.uint64)
         return words
 
     def close(self) -> None:
-        _unmap(self._device, CacheTier.GPU_MEM, self.device_address, self.device_bytes)
-        _unmap(self._device, CacheTier.HOST_MEM, self.host_address, self.host_bytes)
+        self.device.close()
+        self.host.close()
 
 
-def _map(device: Device, tier: CacheTier, num_bytes: int) -> int:
-    address = device.reserve_range(tier, num_bytes)
+def _map(device: Device, tier: CacheTier, num_bytes: int) -> MemoryRange:
+    mapped = MemoryRange(device, tier, num_bytes)
     try:
-        device.map_memory(tier, address, num_bytes)
+        mapped.resize(num_bytes)
     except BaseException:
-        device.release_range(tier, address, num_bytes)
+        mapped.close()
         raise
-    return address
-
-
-def _unmap(device: Device, tier: CacheTier, address: int, num_bytes: int) -> None:
-    device.unmap_memory(tier, address, num_bytes)
-    device.release_range(tier, address, num_bytes)
+    return mapped
 
 
 @final
@@ -232,7 +222,7 @@ class CudaBatchLaunch(BatchLaunch):
     def upload(self) -> None:
         self._upload.fill(self.staging.host_words(self._upload.num_words))
         batch = CopyBatch(CacheTier.GPU_MEM, CacheTier.HOST_MEM, 8 * self._upload.num_words)
-        batch.add(self.staging.device_address, self.staging.host_address)
+        batch.add(self.staging.device.address, self.staging.host.address)
         self._device.copy_batch(self._stream, batch)
 
     def launch_layer(self, layer_index: int) -> None:
@@ -248,7 +238,7 @@ class CudaBatchLaunch(BatchLaunch):
 
     def finish(self) -> None:
         batch = CopyBatch(CacheTier.HOST_MEM, CacheTier.GPU_MEM, 8 * _RESULT_WORDS)
-        batch.add(self.staging.host_address, self.staging.device_address)
+        batch.add(self.staging.host.address, self.staging.device.address)
         self._device.copy_batch(self._stream, batch)
         self.event = self._device.record_event(self._stream)
 
@@ -272,7 +262,7 @@ class CudaBatchLaunch(BatchLaunch):
         for buffer_index, work in enumerate(layer.buffers):
             if len(work.check_image) > 0:
                 arguments = self._arguments(layer, work, work.check_image, work.check_pages)
-                arguments += [self.staging.device_address, _MAX_RECORDS, layer_index << 32 | buffer_index]
+                arguments += [self.staging.device.address, _MAX_RECORDS, layer_index << 32 | buffer_index]
                 self._launch(self._launcher.check_kernel, len(work.check_image), arguments)
 
     def _launch(self, kernel: Any, num_spans: int, arguments: list[int]) -> None:
@@ -283,7 +273,7 @@ class CudaBatchLaunch(BatchLaunch):
         self, layer: LayerWork, work: BufferWork, image: SpanImage, pages: npt.NDArray[np.int64]
     ) -> list[int]:
         """The arguments of both kernels, in the order of their parameters."""
-        device_address, layout = self.staging.device_address, work.buffer.layout
+        device_address, layout = self.staging.device.address, work.buffer.layout
         return [
             work.base_address,
             work.stride_bytes,

@@ -339,7 +339,7 @@ def test_what_a_broken_context_kept_from_the_disk_is_lost_and_never_read(caplog:
     assert failure is not None and "never written" in str(failure) and "ILLEGAL_ADDRESS" in str(failure)
     assert "these bytes are lost" in caplog.text
     transfers = device._disk._workers.transfers
-    with_lost, without = (DiskExtent(device._disk.ranges.file_of(bench.address(DISK, slot)), bench.address(DISK, slot)) for slot in (3, 1))
+    with_lost, without = (DiskExtent(device._disk_ranges.file_of(bench.address(DISK, slot)), bench.address(DISK, slot)) for slot in (3, 1))
     for extent in (with_lost, without):
         extent.add(bench.address(HOST, 0), SLOT)
         extent.make_ready()
