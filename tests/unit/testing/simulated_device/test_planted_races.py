@@ -52,16 +52,6 @@ def write_twice(scene):
     scene.device.fill(scene.b, scene.gpu + 511, 512, 2)
 
 
-def read_before_ready(scene):
-    scene.device.fill(scene.a, scene.gpu, 512, 1)
-    scene.device.launch(scene.b, Kernel((scene.gpu, 16, False)))
-
-
-def copy_from_a_page_that_is_being_written(scene):
-    scene.device.launch(scene.a, Kernel((scene.gpu, 512, True)))
-    scene.copy(scene.b, scene.host, scene.gpu, dst_tier=HOST)
-
-
 def copy_onto_a_page_that_is_being_copied(scene):
     scene.device.fill(scene.a, scene.gpu, 512, 1)
     scene.order(scene.a, scene.b)
@@ -78,26 +68,6 @@ def reuse_before_the_last_of_two_readers(scene):
     scene.device.launch(c, Kernel((scene.gpu, 512, False)))
     scene.order(c, scene.a)  # and not b
     scene.device.fill(scene.a, scene.gpu, 512, 2)
-
-
-def event_recorded_too_early(scene):
-    event = scene.device.record_event(scene.a)
-    scene.device.fill(scene.a, scene.gpu, 512, 1)
-    scene.device.wait_event(scene.b, event)
-    scene.device.launch(scene.b, Kernel((scene.gpu, 512, False)))
-
-
-def event_recorded_on_the_wrong_stream(scene):
-    scene.device.fill(scene.a, scene.gpu, 512, 1)
-    scene.device.wait_event(scene.b, scene.device.record_event(scene.b))
-    scene.device.launch(scene.b, Kernel((scene.gpu, 512, False)))
-
-
-def wait_too_late(scene):
-    scene.device.fill(scene.a, scene.gpu, 512, 1)
-    event = scene.device.record_event(scene.a)
-    scene.device.launch(scene.b, Kernel((scene.gpu, 512, False)))
-    scene.device.wait_event(scene.b, event)
 
 
 def host_reads_too_early(scene):
@@ -125,28 +95,8 @@ def read_never_written(scene):
     scene.device.launch(scene.a, Kernel((scene.gpu, 513, False)))
 
 
-def read_a_copy_of_what_was_never_written(scene):
-    scene.device.fill(scene.a, scene.gpu + 100, 100, 1)
-    scene.copy(scene.a, scene.gpu + PAGE, scene.gpu, 512)
-    scene.device.launch(scene.a, Kernel((scene.gpu + PAGE + 100, 100, False)))  # these were written
-    scene.device.launch(scene.a, Kernel((scene.gpu + PAGE + 199, 2, False)))
-
-
-def read_after_unmap_and_map(scene):
-    scene.device.fill(scene.a, scene.gpu, PAGE, 1)
-    scene.device.synchronize_stream(scene.a)
-    scene.device.unmap_memory(GPU, scene.gpu, PAGE)
-    scene.device.map_memory(GPU, scene.gpu, PAGE)
-    scene.device.host_read(scene.gpu, 1)
-
-
 def touch_beyond_the_mapped_part(scene):
     scene.device.fill(scene.a, scene.gpu + 4 * PAGE - 1, 2, 1)
-
-
-def touch_after_unmap(scene):
-    scene.device.unmap_memory(GPU, scene.gpu + PAGE, PAGE)
-    scene.device.launch(scene.a, Kernel((scene.gpu, 2 * PAGE, True)))
 
 
 def touch_after_release(scene):
@@ -158,11 +108,6 @@ def touch_after_release(scene):
 
 def touch_what_was_never_reserved(scene):
     scene.device.launch(scene.a, Kernel((64, 8, True)))
-
-
-def unmap_while_it_is_written(scene):
-    scene.device.fill(scene.a, scene.gpu + 100, 1, 1)
-    scene.device.unmap_memory(GPU, scene.gpu, PAGE)
 
 
 def unmap_while_it_is_read(scene):
@@ -179,22 +124,6 @@ def copies_of_one_batch_in_a_chain(scene):
     scene.device.copy_batch(scene.a, batch)
 
 
-def copies_of_one_batch_that_swap(scene):
-    scene.device.fill(scene.a, scene.gpu, PAGE, 1)
-    batch = CopyBatch(GPU, GPU, 512)
-    batch.add(scene.gpu + 512, scene.gpu)
-    batch.add(scene.gpu, scene.gpu + 512)
-    scene.device.copy_batch(scene.a, batch)
-
-
-def two_copies_of_one_batch_to_one_place(scene):
-    scene.device.fill(scene.a, scene.gpu, PAGE, 1)
-    batch = CopyBatch(GPU, GPU, 512)
-    batch.add(scene.gpu + PAGE, scene.gpu)
-    batch.add(scene.gpu + PAGE, scene.gpu + 512)
-    scene.device.copy_batch(scene.a, batch)
-
-
 def copy_with_the_tiers_exchanged(scene):
     scene.device.fill(scene.a, scene.gpu, 512, 1)
     scene.copy(scene.a, scene.host, scene.gpu, dst_tier=GPU, src_tier=HOST)
@@ -206,28 +135,17 @@ def fill_of_host_memory(scene):
 
 PLANTED = [
     (write_twice, RaceKind.WRITE_AFTER_WRITE),
-    (read_before_ready, RaceKind.READ_AFTER_WRITE),
-    (copy_from_a_page_that_is_being_written, RaceKind.READ_AFTER_WRITE),
     (copy_onto_a_page_that_is_being_copied, RaceKind.WRITE_AFTER_READ),
     (reuse_before_the_last_of_two_readers, RaceKind.WRITE_AFTER_READ),
-    (event_recorded_too_early, RaceKind.READ_AFTER_WRITE),
-    (event_recorded_on_the_wrong_stream, RaceKind.READ_AFTER_WRITE),
-    (wait_too_late, RaceKind.READ_AFTER_WRITE),
     (host_reads_too_early, RaceKind.READ_AFTER_WRITE),
     (host_writes_under_a_reader, RaceKind.WRITE_AFTER_READ),
     (same_handle_is_another_stream, RaceKind.READ_AFTER_WRITE),
     (read_never_written, RaceKind.UNWRITTEN),
-    (read_a_copy_of_what_was_never_written, RaceKind.UNWRITTEN),
-    (read_after_unmap_and_map, RaceKind.UNWRITTEN),
     (touch_beyond_the_mapped_part, RaceKind.UNMAPPED),
-    (touch_after_unmap, RaceKind.UNMAPPED),
     (touch_after_release, RaceKind.FREED),
     (touch_what_was_never_reserved, RaceKind.UNMAPPED),
-    (unmap_while_it_is_written, RaceKind.UNMAP_IN_USE),
     (unmap_while_it_is_read, RaceKind.UNMAP_IN_USE),
     (copies_of_one_batch_in_a_chain, RaceKind.BATCH_OVERLAP),
-    (copies_of_one_batch_that_swap, RaceKind.BATCH_OVERLAP),
-    (two_copies_of_one_batch_to_one_place, RaceKind.BATCH_OVERLAP),
     (copy_with_the_tiers_exchanged, RaceKind.WRONG_TIER),
     (fill_of_host_memory, RaceKind.WRONG_TIER),
 ]
