@@ -30,10 +30,11 @@ def test_a_trace_without_requests_is_no_trace(tmp_path: Path, capsys: pytest.Cap
 
 def test_a_file_that_is_no_state_is_said_to_be_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "state"
-    for content in (b"\xff\xfe\x00", b"{} {}", b"{}"):
+    none = "neither a journal nor the JSON of describe()"
+    for content, reason in ((b"\xff\xfe\x00", none), (b"{} {}", none), (b"{}", none), (b"", "it is empty")):
         path.write_bytes(content)
         assert main(["inspect", str(path)]) == 3
-        assert f"{path}: neither a journal nor the JSON of describe()" in capsys.readouterr().err
+        assert f"{path}: {reason}" in capsys.readouterr().err
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,9 +56,12 @@ def test_a_full_disk_costs_the_file_and_not_the_report(option: str, capsys: pyte
     assert "bytes were to be written" in captured.err
 
 
-def test_no_half_of_a_result_is_left(tmp_path: Path) -> None:
-    """A file may grow to one block here: a report has more. What was written of it goes, and the message has the numbers."""
+@pytest.mark.parametrize("older", [None, "older"])
+def test_no_half_of_a_result_is_left(older: str | None, tmp_path: Path) -> None:
+    """A file may grow to one block here: a report has more. What was written goes, an older one stays, the numbers are said."""
     path = tmp_path / "report.json"
+    if older is not None:
+        path.write_text(older)
     program = f"import sys; from kv_cache_manager_v2.replay.cli import main; sys.exit(main({[*SMALL, '--json', str(path)]!r}))"
     command = ["sh", "-c", 'ulimit -f 1; exec "$0" -P -c "$1"', sys.executable, program]
     result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
@@ -65,17 +69,7 @@ def test_no_half_of_a_result_is_left(tmp_path: Path) -> None:
     assert "prompt tokens" in result.stdout
     found = re.fullmatch(rf"kvcm: {path}: File too large; ([\d,]+) bytes were to be written: .*`ulimit -f`\n", result.stderr)
     assert found is not None and int(found[1].replace(",", "")) > 1024, result.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_older_result_survives_a_full_disk(tmp_path: Path) -> None:
-    path = tmp_path / "report.json"
-    path.write_text("older")
-    program = f"import sys; from kv_cache_manager_v2.replay.cli import main; sys.exit(main({[*SMALL, '--json', str(path)]!r}))"
-    command = ["sh", "-c", 'ulimit -f 1; exec "$0" -P -c "$1"', sys.executable, program]
-    result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
-    assert result.returncode == 3, result
-    assert list(tmp_path.iterdir()) == [path] and path.read_text() == "older"
+    assert [file.read_text() for file in tmp_path.iterdir()] == ([] if older is None else [older])
 
 
 def test_a_file_that_may_not_be_written_is_named_alone(tmp_path: Path) -> None:
@@ -107,13 +101,6 @@ def test_an_empty_journal_is_said_to_be_empty(tmp_path: Path, capsys: pytest.Cap
     assert capsys.readouterr().err.startswith(f"kvcm: {path}: it is empty: ")
 
 
-def test_an_empty_file_has_no_state(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "state"
-    path.write_bytes(b"")
-    assert main(["inspect", str(path)]) == 3
-    assert f"{path}: it is empty" in capsys.readouterr().err
-
-
 def test_a_journal_without_a_digest_was_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "journal"
     with KVCacheManager(config_of(), device=HostDevice(), journal=path) as manager:
@@ -135,14 +122,6 @@ def test_bytes_are_divided_as_far_as_it_goes(capsys: pytest.CaptureFixture[str])
         values = json.loads(capsys.readouterr().out)
         reports.append((values["shrink"], values["pool_groups"][0]["slot_bytes"]))
     assert reports[0] == reports[1]
-
-
-def test_a_trace_is_read_as_it_was(tmp_path: Path) -> None:
-    """The check for requests refuses none that has some."""
-    path = tmp_path / "one.jsonl"
-    path.write_text(GOOD_LINE)
-    assert main(["replay", str(path), "--quiet", "--json", str(tmp_path / "report.json")]) == 0
-    assert json.loads((tmp_path / "report.json").read_text())["requests"] == 1
 
 
 def test_a_run_that_serves_no_request_says_why(capsys: pytest.CaptureFixture[str]) -> None:

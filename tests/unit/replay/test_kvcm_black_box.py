@@ -152,10 +152,6 @@ def test_10_the_report_shows_the_whole_run_in_one_small_page(tmp_path: Path) -> 
     assert min(bars) == float(re.search(r'class="grid" d="M([\d.]+),', text)[1])  # type: ignore[index]
 
 
-def test_11_a_size_without_its_unit_is_asked_about() -> None:
-    assert "'40' is 40 bytes; 40g?" in kvcm("plan", "gpt-oss-20b", "--gpu-memory", 40, code=2)[1]
-
-
 def test_12_the_program_says_what_it_can() -> None:
     output, _ = kvcm()
     commands = re.findall(r"^    ([a-z][\w-]+)\s", output, re.MULTILINE)
