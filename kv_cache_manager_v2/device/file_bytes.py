@@ -8,9 +8,13 @@ from typing import Any
 from .file_port import FilePort
 
 
-def read_file(files: FilePort, file: int) -> bytes:
-    """All bytes of an open file; `OSError` where they cannot be read."""
-    return read_range(files, file, 0, files.length(file))
+def read_named(files: FilePort, path: str) -> bytes:
+    """All bytes of a file that is there; `OSError` where they cannot be read."""
+    file = files.open_named(path, False)
+    try:
+        return read_range(files, file, 0, files.length(file))
+    finally:
+        files.close_file(file)
 
 
 def read_range(files: FilePort, file: int, offset: int, num_bytes: int) -> bytes:

@@ -29,16 +29,13 @@ _MAP_FAILED: Final = (1 << (8 * ctypes.sizeof(ctypes.c_void_p))) - 1
 _MAX_RANGE_BYTES: Final = 1 << 56
 """More than any processor addresses: refused here, before a C size overflows."""
 
-_libc: Final = ctypes.CDLL(None, use_errno=True)
-_mmap: Final = _libc.mmap
-_mmap.restype = ctypes.c_void_p
-_mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
-_munmap: Final = _libc.munmap
-_munmap.restype = ctypes.c_int
-_munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-_mprotect: Final = _libc.mprotect
-_mprotect.restype = ctypes.c_int
-_mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_libc: Final = ctypes.CDLL(None)
+_mapping: Final = ctypes.CFUNCTYPE(
+    ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long, use_errno=True
+)
+_mmap: Final = _mapping(("mmap", _libc))
+_munmap: Final = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, use_errno=True)(("munmap", _libc))
+_mprotect: Final = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, use_errno=True)(("mprotect", _libc))
 
 
 def total_host_bytes() -> int:

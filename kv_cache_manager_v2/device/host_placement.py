@@ -27,9 +27,7 @@ _MBIND_NUMBERS: Final = {"x86_64": 237, "aarch64": 235, "ppc64le": 259}
 _BITS_PER_WORD: Final = 64
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
-_madvise: Final = _libc.madvise
-_madvise.restype = ctypes.c_int
-_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_madvise: Final = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, use_errno=True)(("madvise", _libc))
 _syscall: Final = _libc.syscall
 _syscall.restype = ctypes.c_long
 

@@ -24,22 +24,15 @@ _KEEP_SIZE: Final = 1
 _PUNCH_HOLE: Final = 2
 _MAX_NAMES: Final = 100
 
-_libc: Final = ctypes.CDLL(None, use_errno=True)
-_pread: Final = _libc.pread
-_pread.restype = ctypes.c_ssize_t
-_pread.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64)
-_pwrite: Final = _libc.pwrite
-_pwrite.restype = ctypes.c_ssize_t
-_pwrite.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64)
-_preadv: Final = _libc.preadv
-_preadv.restype = ctypes.c_ssize_t
-_preadv.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64)
-_pwritev: Final = _libc.pwritev
-_pwritev.restype = ctypes.c_ssize_t
-_pwritev.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64)
-_fallocate: Final = _libc.fallocate
-_fallocate.restype = ctypes.c_int
-_fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+_libc: Final = ctypes.CDLL(None)
+_one: Final = ctypes.CFUNCTYPE(ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64, use_errno=True)
+_some: Final = ctypes.CFUNCTYPE(ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, use_errno=True)
+_space: Final = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64, use_errno=True)
+_pread: Final = _one(("pread", _libc))
+_pwrite: Final = _one(("pwrite", _libc))
+_preadv: Final = _some(("preadv", _libc))
+_pwritev: Final = _some(("pwritev", _libc))
+_fallocate: Final = _space(("fallocate", _libc))
 
 
 @final

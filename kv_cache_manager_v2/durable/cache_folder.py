@@ -24,11 +24,11 @@ from mypy_extensions import mypyc_attr
 from ..base.errors import LogicError, StorageIOError
 from ..base.package_log import PackageLog
 from ..device.checksum import hash_bytes
-from ..device.file_bytes import read_file, write_file
+from ..device.file_bytes import read_named, write_file
 from ..device.file_port import FilePort
 from .folder_lock import name_holder, take_lock
 from .folder_parts import PART_NAME, FolderParts, replace_file
-from .index_files import load_state, number_of
+from .index_files import load_present, load_state, number_of
 from .index_snapshot import IndexSnapshot
 from .index_state import IndexState
 from .record_format import MAGIC, frame
@@ -39,8 +39,6 @@ FORMAT_OF_PARTS: Final = 4
 """The format of a level on several paths."""
 FOLDER_PREFIX: Final = "kvcm-"
 IDENTITY_NAME: Final = "identity.json"
-
-_MAX_ATTEMPTS: Final = 4
 
 _logger: Final = PackageLog("kv_cache_manager_v2")
 
@@ -125,13 +123,7 @@ class CacheFolder:
                     f"the durable level in {self.path} is read_only, and no process has made it yet: start the manager that writes it first"
                 )
             self._require_identity(identity, layout)
-            for _attempt in range(_MAX_ATTEMPTS):
-                try:
-                    return load_state(self.files, self.path, self.files.names(self.path))[0]
-                except FileNotFoundError:
-                    # The writing process has a new snapshot, and has removed what it replaces.
-                    pass
-            return load_state(self.files, self.path, self.files.names(self.path))[0]
+            return load_present(self.files, self.path)
         except OSError as error:
             reason = f"the durable level cannot read {self.path}: {error}; check the folder's permissions"
             raise StorageIOError(reason, self.path) from error
@@ -154,11 +146,7 @@ class CacheFolder:
             raise self._foreign(str(error)) from error
         data = b""
         if IDENTITY_NAME in self.files.names(self.path):  # to open a file is to make it, and what is refused is left as it is
-            file = self.files.open_named(path, False)
-            try:
-                data = read_file(self.files, file)
-            finally:
-                self.files.close_file(file)
+            data = read_named(self.files, path)
         if len(data) > 0:
             try:
                 theirs = json.loads(data)

@@ -12,18 +12,17 @@ from typing import Any, Final, final
 from mypy_extensions import mypyc_attr
 
 from ..base.value import Value
-from ..device.file_bytes import read_file
+from ..device.file_bytes import read_named
 from ..device.file_port import FilePort
 from ..device.stripe import Stripe
 from .cache_folder import FOLDER_PREFIX, FORMAT, FORMAT_OF_PARTS, IDENTITY_NAME
 from .folder_lock import LOCK_NAME, name_holder
 from .folder_parts import describe_part, read_part
-from .index_files import load_state
+from .index_files import load_present
 from .index_state import IndexState, StoredNode
 from .record_format import MIXED, BadRecordError, decode_mixed
 
 _TOKEN_BYTES: Final = 4
-_MAX_ATTEMPTS: Final = 4
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ class FolderContents:
         self._parts = described[3]
         self.part_folders = list_part_folders(files, path, self._parts, more_paths)
         self.holder = find_holder(files, path)
-        self.state = _load_present(files, path)
+        self.state = load_present(files, path)
         self.file_bytes = sum([_count_file_bytes(files, folder) for folder in self.part_folders if os.path.isdir(folder)])
 
     def find_part_fault(self, files: FilePort, number: int) -> str:
@@ -188,16 +187,12 @@ def find_holder(files: FilePort, path: str) -> str | None:
 def _read_identity(files: FilePort, path: str) -> tuple[dict[str, Any], dict[str, Any], list[list[int]], dict[str, Any]]:
     name = os.path.join(path, IDENTITY_NAME)
     try:
-        file = files.open_named(name, False)
+        data = read_named(files, name)
     except FileNotFoundError:
         part = read_part(files, path)
         if part is not None:
             raise ValueError(describe_part(part)) from None
         raise ValueError("there is no identity.json, so what it has is unknown") from None
-    try:
-        data = read_file(files, file)
-    finally:
-        files.close_file(file)
     try:
         described = json.loads(data)
     except ValueError:
@@ -226,16 +221,6 @@ def _are_parts(parts: dict[str, Any]) -> bool:
 
 def _are_sizes(sizes: object) -> bool:
     return isinstance(sizes, list) and all([isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes])
-
-
-def _load_present(files: FilePort, path: str) -> IndexState:
-    """The state, while a manager may be removing what its new snapshot replaces."""
-    for _attempt in range(_MAX_ATTEMPTS):
-        try:
-            return load_state(files, path, files.names(path))[0]
-        except FileNotFoundError:
-            pass
-    return load_state(files, path, files.names(path))[0]
 
 
 def _count_file_bytes(files: FilePort, path: str) -> int:

@@ -3,7 +3,7 @@
 import os
 from typing import Final
 
-from ..device.file_bytes import read_file, write_file
+from ..device.file_bytes import read_named, write_file
 from ..device.file_port import FilePort
 
 LOCK_NAME: Final = "lock"
@@ -24,11 +24,7 @@ def take_lock(files: FilePort, folder: str) -> int:
 def name_holder(files: FilePort, folder: str) -> str:
     """The process that has locked the folder, as it has written down."""
     try:
-        file = files.open_named(os.path.join(folder, LOCK_NAME), False)
-        try:
-            number = read_file(files, file).decode(errors="replace").strip()
-        finally:
-            files.close_file(file)
+        number = read_named(files, os.path.join(folder, LOCK_NAME)).decode(errors="replace").strip()
     except OSError:
         number = ""
     return f"process {number}" if number else "another process"

@@ -15,7 +15,7 @@ from typing import Any, Final, final
 from mypy_extensions import mypyc_attr
 
 from ..base.errors import LogicError
-from ..device.file_bytes import read_file, write_file
+from ..device.file_bytes import read_named, write_file
 from ..device.file_port import FilePort
 from ..device.stripe import Stripe
 from .folder_lock import LOCK_NAME, name_holder, take_lock
@@ -169,11 +169,7 @@ def read_part(files: FilePort, folder: str) -> dict[str, Any] | None:
         return None
     if PART_NAME not in names:
         return None
-    file = files.open_named(os.path.join(folder, PART_NAME), False)
-    try:
-        data = read_file(files, file)
-    finally:
-        files.close_file(file)
+    data = read_named(files, os.path.join(folder, PART_NAME))
     try:
         found = json.loads(data)
     except ValueError:

@@ -12,6 +12,7 @@ from .index_state import IndexState
 from .record_format import MAGIC, BadRecordError, split_frames
 
 _READ_BYTES: Final = 1 << 20
+_MOST_ATTEMPTS: Final = 4
 
 _logger: Final = PackageLog("kv_cache_manager_v2")
 
@@ -41,6 +42,16 @@ def load_state(files: FilePort, folder: str, names: list[str]) -> tuple[IndexSta
         if number >= first and f"log-{number}" in names:
             _read_into(files, os.path.join(folder, f"log-{number}"), state)
     return state, numbers
+
+
+def load_present(files: FilePort, folder: str) -> IndexState:
+    """The state of this moment, while a manager may be writing, which removes what its new snapshot replaces."""
+    for _attempt in range(_MOST_ATTEMPTS):
+        try:
+            return load_state(files, folder, files.names(folder))[0]
+        except FileNotFoundError:
+            pass
+    return load_state(files, folder, files.names(folder))[0]
 
 
 def _read_into(files: FilePort, path: str, state: IndexState) -> None:
