@@ -122,6 +122,15 @@ def test_a_quota_larger_than_the_disk_leaves_nothing_behind(tmp_path: Path, num_
     process.end()
 
 
+@pytest.mark.parametrize(("quota", "text"), [(1 << 50, "no room for .* lower the tier's quota"), (1 << 60, "cannot reserve .* addresses")])
+def test_nor_does_that_of_a_level_that_is_not_durable(tmp_path: Path, quota: int, text: str) -> None:
+    config = durable_config(str(tmp_path))
+    tiers: list[Any] = [config.cache_tiers[0], DiskCacheTierConfig(quota, str(tmp_path))]
+    with pytest.raises(OutOfMemoryError, match=text):
+        KVCacheManager(dataclasses.replace(config, cache_tiers=tiers), device=HostDevice())
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_quota_larger_than_the_memory_of_its_slot_table_leaves_nothing_behind(tmp_path: Path) -> None:
     """The folder is free again, too."""
     with pytest.raises(OutOfMemoryError, match=r"cache_tiers\[1\] has more slots than memory can list: lower the tier's quota, \d+ bytes"):

@@ -62,7 +62,7 @@ FIELDS: dict[str, list[Any]] = {
     "max_state_replay_tokens": [0, 4],
     "state_checkpoints": [0, 2],
     "rebalance": [RebalanceConfig(), RebalanceConfig(min_samples=1)],
-    "max_pinned_share": [0.5, 0.0, 1.0],
+    "max_pinned_share": [0.5, 0.01, 1.0],
     "min_offload_priority": [0, 20, 35, 40, 100],
     "write_policy": ["back", "through"],
     "max_sequence_length": [None, 100],

@@ -4,11 +4,16 @@
 kv_cache_manager_v2.testing.simulation`.
 """
 
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import kv_cache_manager_v2
+from kv_cache_manager_v2 import DiskCacheTierConfig, ModelId, RetentionConfig, TokenRangeRetention
 from kv_cache_manager_v2.base.ids import PageIndexMode
+from kv_cache_manager_v2.config.config_value import ConfigValue
 from kv_cache_manager_v2.config.layer_config import AttentionLayerConfig
 from kv_cache_manager_v2.config.eviction_policy import EvictionPolicy
 from kv_cache_manager_v2.manager.kv_cache_manager import KVCacheManager
@@ -66,6 +71,36 @@ def test_seeds_differ_in_what_they_configure() -> None:
     attention = [layer for layer in layers if isinstance(layer, AttentionLayerConfig)]
     assert {layer.window_size is None for layer in attention} == {True, False}
     assert 0 < len(attention) < len(layers)
+
+
+NOT_DRAWN = {
+    DiskCacheTierConfig: {"path", "durable", "model_id", "more_paths", "read_only"},  # by worlds over several processes: restarts.py
+    ModelId: {field.name for field in dataclasses.fields(ModelId)},  # names a durable level, and what a store shares
+    RetentionConfig: {field.name for field in dataclasses.fields(RetentionConfig)},  # given with a call: hints.py
+    TokenRangeRetention: {field.name for field in dataclasses.fields(TokenRangeRetention)},
+}
+
+
+def note_values(value: Any, drawn: dict[tuple[type[Any], str], set[str]]) -> None:
+    """Of a configuration, with all that it is made of: each field's value."""
+    if isinstance(value, tuple):
+        for item in value:
+            note_values(item, drawn)
+    elif isinstance(value, ConfigValue):
+        for field in dataclasses.fields(value):
+            drawn.setdefault((type(value), field.name), set()).add(repr(getattr(value, field.name)))
+            note_values(getattr(value, field.name), drawn)
+
+
+def test_worlds_draw_every_setting() -> None:
+    """A field that has one value in all worlds is a field of which they say nothing."""
+    drawn: dict[tuple[type[Any], str], set[str]] = {}
+    for seed in range(200):
+        note_values(Scenario(seed, 1).config, drawn)
+    classes = [item for item in vars(kv_cache_manager_v2).values() if isinstance(item, type) and issubclass(item, ConfigValue)]
+    assert len(classes) > 12
+    fields = {(item, field.name) for item in classes for field in dataclasses.fields(item)}
+    assert {(item, name) for item, names in NOT_DRAWN.items() for name in names} == {key for key in fields if len(drawn.get(key, ())) < 2}
 
 
 def test_large_worlds_are_large_and_of_every_policy() -> None:

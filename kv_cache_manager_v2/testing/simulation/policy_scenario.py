@@ -1,4 +1,4 @@
-"""Eviction policies, the write policy, a backoff and a constraint for a scenario, drawn with their own random numbers."""
+"""Eviction policies, the write policy, a backoff, a constraint and further settings for a scenario, drawn with their own random numbers."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,7 +6,9 @@ from random import Random
 from typing import Final
 
 from ...config.batch_desc import BatchDesc, KVCacheDesc
-from ...config.cache_tier_config import CacheTierConfig, DiskCacheTierConfig, ExternalCacheTierConfig, HostCacheTierConfig
+from ...config.cache_tier_config import (
+    CacheTierConfig, DiskCacheTierConfig, ExternalCacheTierConfig, GpuCacheTierConfig, HostCacheTierConfig,
+)  # fmt: skip
 from ...config.eviction_policy import EvictionPolicy
 from ...config.layer_config import SsmLayerConfig
 from ...config.manager_config import KVCacheManagerConfig
@@ -18,6 +20,9 @@ _SHARE_WITH_CONSTRAINT: Final = 0.15
 _SHARE_OF_ONE_ORDER: Final = 0.4
 _SHARE_WITH_FLOOR: Final = 0.2
 _SHARE_WITH_LEAST_PRIORITY: Final = 0.25
+_SHARE_OF_UNCOUNTED: Final = 0.2
+_SHARE_OF_RESERVED: Final = 0.3
+_SHARE_WITH_TYPICAL_STEP: Final = 0.2
 
 
 def draw_policies(config: KVCacheManagerConfig, seed: int) -> KVCacheManagerConfig:
@@ -38,6 +43,29 @@ def draw_policies(config: KVCacheManagerConfig, seed: int) -> KVCacheManagerConf
     if least.random() < _SHARE_WITH_LEAST_PRIORITY:
         config = replace(config, min_offload_priority=least.choice((1, 30, 35, 36, 80)))
     return config
+
+
+def draw_settings(config: KVCacheManagerConfig, seed: int) -> KVCacheManagerConfig:
+    """This configuration with what any world may have: statistics or none, shares, addresses for levels that grow, a typical step."""
+    random = Random(173 * seed + 67)
+    size = config.tokens_per_block
+    tiers: list[CacheTierConfig] = []
+    for tier in config.cache_tiers:
+        if isinstance(tier, (GpuCacheTierConfig, HostCacheTierConfig)) and random.random() < _SHARE_OF_RESERVED:
+            tier = replace(tier, max_quota=int(tier.quota * random.choice((1.0, 1.2, 2.0))))
+        tiers.append(tier)
+    config = replace(
+        config,
+        cache_tiers=tiers,
+        enable_stats=random.random() >= _SHARE_OF_UNCOUNTED,
+        block_times_sampling=random.choice((0.0, 0.01, 1.0)),
+        max_pinned_share=random.choice((0.01, 0.1, 0.5, 0.5, 1.0)),
+        max_sequence_length=random.choice((None, None, 1, 8 * size)),
+    )
+    is_divided = config.typical_step is not None or config.initial_pool_ratio is not None or config.takes_no_copies
+    if is_divided or random.random() >= _SHARE_WITH_TYPICAL_STEP:
+        return config
+    return replace(config, typical_step=BatchDesc([KVCacheDesc(4 * size, random.choice((0, 3 * size)))] * 2, random.choice((0, size))))
 
 
 def _draw_one_order(tiers: list[CacheTierConfig], seed: int) -> list[CacheTierConfig]:

@@ -29,7 +29,7 @@ from .large_worlds import (
     draw_large_fault_share,
     is_large,
 )
-from .policy_scenario import draw_policies
+from .policy_scenario import draw_policies, draw_settings
 from .rare_scenarios import (
     BRIMFUL,
     CHUNKED,
@@ -162,7 +162,7 @@ class Scenario:
                 config = fragment(config)
         elif bends is not BRIMFUL and not self.grows_trees:
             config = make_external(config, seed)
-        config = _divide_into_equal_slots(config, seed)
+        config = draw_settings(_divide_into_equal_slots(config, seed), seed)
         self.config = config
         self.num_streams = random.choice((1, 2, 3, 5, 8))
         max_sequences = random.choice((2, 4, 8, 12))

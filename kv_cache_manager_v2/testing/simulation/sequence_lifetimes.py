@@ -46,7 +46,8 @@ def _create_one(run: RunState, scope: ReuseScope, text: tuple[TokenIdExt, ...], 
     handle = run.manager.create_kv_cache(scope, tokens, name, snapshot_positions=positions)
     num_matched = handle.num_committed_tokens
     state_tokens = handle.match_info.state_tokens
-    check_prompt(handle, len(text))
+    if run.scenario.config.enable_stats:
+        check_prompt(handle, len(text))
     # A probe changes nothing: pages that are lost, and that no sequence holds, are there still, and end its match.
     if probed != num_matched and not (len(run.model.lost) > 0 and run.model.expect_match((scope.lora_id, scope.salt), text).allows(probed)):
         raise ModelDisagreement(f"probe_reuse said {probed} tokens, create_kv_cache matched {num_matched}")

@@ -56,7 +56,8 @@ def _create(run: RunState, scope: ReuseScope, text: tuple[TokenIdExt, ...]) -> S
     probed = run.manager.probe_reuse(scope, list(text), True)
     handle = run.manager.create_kv_cache(scope, list(text), name)
     num_matched = handle.num_committed_tokens
-    check_prompt(handle, len(text))
+    if run.scenario.config.enable_stats:
+        check_prompt(handle, len(text))
     if probed != num_matched:
         raise ModelDisagreement(f"probe_reuse said {probed} tokens with planned ones, create_kv_cache matched {num_matched}")
     model = run.model.create(name, (scope.lora_id, scope.salt), text, num_matched, run.manager.describe(), num_matched)
