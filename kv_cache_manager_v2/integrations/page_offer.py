@@ -23,7 +23,7 @@ from ..manager.kv_cache import KVCache
 from ..manager.kv_cache_manager import KVCacheManager
 from ..reuse.block_hashes import compute_block_hashes
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 """Of the bytes of an offer and of the agents' messages; a peer with another one is refused by name."""
 
 SECRET_DIGITS: Final = 32
@@ -60,6 +60,7 @@ class PageOffer:
     ``pages``: by layer group, (block, slot) of each page. ``model`` and ``heads``: of the agent's `ModelId`. ``prefix_hash``: of the
     tokens, so that no peer takes another prompt's pages. ``access``: what the peer may do, "read" or "write". ``secret``: 128 bits that
     each message about these pages must have. A peer that has the offer has the secret: send offers to peers that may have the pages.
+    ``checksums``: by layer group, of each page that may be read, over its buffers in the order of ``buffers``; none where none were made.
     """
 
     number: str
@@ -77,6 +78,7 @@ class PageOffer:
     buffers: tuple[BufferPlace, ...]
     pages: tuple[tuple[tuple[int, int], ...], ...]
     secret: str = field(repr=False)
+    checksums: tuple[tuple[int, ...], ...] = ()
 
     def to_bytes(self) -> bytes:
         """As a request carries it."""
@@ -101,6 +103,7 @@ def read_offer(data: bytes | PageOffer) -> PageOffer:
         fields["heads"] = None if fields["heads"] is None else (int(fields["heads"][0]), int(fields["heads"][1]))
         fields["buffers"] = tuple([BufferPlace(**place) for place in fields["buffers"]])
         fields["pages"] = tuple([tuple([(int(block), int(slot)) for block, slot in group]) for group in fields["pages"]])
+        fields["checksums"] = tuple([tuple(group) for group in fields["checksums"]])
         offer = PageOffer(**fields)
     except (LookupError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"these {len(data)} bytes are no offer of pages: {error}") from error
@@ -127,6 +130,9 @@ def _check(offer: PageOffer) -> None:
         and isinstance(offer.buffers, tuple)
         and all([isinstance(place, BufferPlace) and _is_place(place, limit) for place in offer.buffers])
         and all([isinstance(group, tuple) and all([_are_counts(page, 2) for page in group]) for group in offer.pages])
+        and isinstance(offer.checksums, tuple)
+        and all([isinstance(sums, tuple) and _are_counts(sums, len(sums)) for sums in offer.checksums])
+        and [len(sums) for sums in offer.checksums] in ([], [len(group) for group in offer.pages])
     )
     if not is_sound:
         raise ValueError(f"the offer {str(offer.number)[:64]!r} has values that no agent writes; it was changed on its way")

@@ -26,6 +26,7 @@ nothing: it is counted, and logged once a peer.
 import json
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final, SupportsIndex
 
 import numpy as np
@@ -42,6 +43,7 @@ from ..manager.kv_cache_manager import KVCacheManager
 from ..reuse.token_forms import Tokens
 from ..stats.statistics_clock import StatisticsClock
 from . import page_offer
+from .page_checksums import find_wrong_buffer, find_wrong_page, sum_offered, sum_written
 from .page_offer import HEAD_LAYOUTS, READ, WRITE, PageOffer, RangePlan
 from .transfer import Link, Transfer, TransferState
 from .transfer_engine import CopyState, PeerGone, TransferEngine
@@ -61,12 +63,14 @@ class TransferAgent(Handle):
     ``engine`` is owned from now on. ``model_id``: equal on all sides but for its heads; ``head_layout`` says where heads lie in a page:
     "NHD" (token by token) or "HND" (head by head), which matters where the sides have different heads. ``lease_seconds``: how long lent
     pages are kept without word of the peer; ``max_seconds``: the longest time of a transfer. ``clock``: of both; None is the process's own.
+    ``checksums``: of pages in host memory, made by the side that has computed them and compared by the other one; a millisecond a MiB, on
+    each. Pages in GPU memory have none.
     """
 
     __slots__ = (
         "_manager", "_engine", "_model", "_heads", "_head_layout", "_lease_seconds", "_seconds", "_buffers", "_metadata",
         "_registered", "_lent", "_running", "_written", "_num_made", "_is_closed",
-        "_max_seconds", "_over", "_num_refused", "_refused_peers",
+        "_max_seconds", "_makes_checksums", "_over", "_num_refused", "_refused_peers",
     )
 
     def __init__(
@@ -78,6 +82,7 @@ class TransferAgent(Handle):
         head_layout: str = "NHD",
         lease_seconds: float = 30.0,
         max_seconds: float = 600.0,
+        checksums: bool = True,
         clock: StatisticsClock | None = None,
     ) -> None:
         manager = to_instance(manager, KVCacheManager, "manager")
@@ -91,6 +96,8 @@ class TransferAgent(Handle):
                 raise ValueError(f"{name} is {value!r}; it must be a positive number of seconds")
         if max_seconds < lease_seconds:
             raise ValueError(f"max_seconds is {max_seconds}; it must be at least lease_seconds, {lease_seconds}")
+        if not isinstance(checksums, bool):
+            raise TypeError(f"checksums must be True or False, not {type(checksums).__name__}")
         if clock is not None and not isinstance(clock, StatisticsClock):
             raise TypeError(f"clock must be a StatisticsClock or None, not {type(clock).__name__}")
         self._buffers: Final = page_offer.list_buffers(manager)
@@ -101,6 +108,7 @@ class TransferAgent(Handle):
         self._head_layout: Final = head_layout
         self._lease_seconds: Final = float(lease_seconds)
         self._max_seconds: Final = float(max_seconds)
+        self._makes_checksums: Final = checksums and page_offer.device_ordinal(manager) < 0
         self._seconds: Final = (MonotonicClock() if clock is None else clock).seconds
         self._registered: Final = page_offer.list_pool_ranges(manager)
         engine.register(self._registered, page_offer.device_ordinal(manager))
@@ -145,6 +153,8 @@ class TransferAgent(Handle):
         most = int(to_int_within(num_peers, "num_peers", 1, _MAX_PEERS))
         ours = self._describe(access, kv_cache, tokens, num_present)
         self._manager.device.synchronize_stream(kv_cache.cuda_stream)
+        if access == READ and self._makes_checksums:
+            ours = replace(ours, checksums=sum_offered(self._manager, ours))
         transfer = self._reserve(ours, kv_cache, num_present, most)
         self._lent[ours.number] = transfer
         return transfer
@@ -411,12 +421,10 @@ class TransferAgent(Handle):
             if len(plan.ours) == 0:
                 link.copy = CopyState.ARRIVED
                 continue
-            heads = [[layer, role, *span] for (layer, role), span in plan.heads.items()]
-            arrived = encode_message("arrived", offer.number, offer.secret, heads=heads)
             try:
-                link.handle = self._engine.start(
-                    offer.access, link.peer, plan.ours, plan.theirs, offer.device, arrived if offer.access == WRITE else b""
-                )
+                heads = [] if offer.access == READ else sum_written(self._manager, transfer.offer, offer, plan, self._makes_checksums)
+                message = b"" if offer.access == READ else encode_message("arrived", offer.number, offer.secret, heads=heads)
+                link.handle = self._engine.start(offer.access, link.peer, plan.ours, plan.theirs, offer.device, message)
             except PeerGone as error:
                 link.copy = CopyState.FAILED
                 self._fail(transfer, str(error))
@@ -438,6 +446,10 @@ class TransferAgent(Handle):
             return
         if not all([link.answered for link in transfer._links]):
             return
+        for link in transfer._links:
+            wrong = find_wrong_page(self._manager, transfer.offer, link.offer) if self._makes_checksums else None
+            if wrong is not None:
+                return self._fail(transfer, f"the bytes of block {wrong} are not those that agent {link.offer.agent!r} offered")
         transfer.state = TransferState.DONE
         self._end(transfer)
 
@@ -524,6 +536,9 @@ class TransferAgent(Handle):
         elif peer not in lent._heard:
             raise ValueError(f"it is about {number}, in which that agent has no part")
         elif kind == "arrived" and lent.offer.access == WRITE:
+            wrong = find_wrong_buffer(self._manager, lent.offer, message["heads"]) if self._makes_checksums else ""
+            if wrong:
+                self._fail(lent, f"the bytes of {wrong}, are not those that agent {peer!r} has written")
             lent._note_arrived([to_span(span) for span in message["heads"]], self._seconds())
         elif kind == "end":
             why = to_reason(message)

@@ -26,5 +26,5 @@ def to_reason(message: dict[str, Any]) -> str:
 
 
 def to_span(span: Any) -> tuple[int, str, int, int]:
-    layer, role, first, end = span
+    layer, role, first, end, _checksum = span
     return int(layer), str(role), int(first), int(end)

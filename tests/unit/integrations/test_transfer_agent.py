@@ -58,8 +58,10 @@ class Process:
         layout: str = "NHD",
         num_slots: int = 40,
         device: Device | None = None,
+        checksums: bool = True,
     ) -> None:
         self.layers = layers
+        self.checksums = checksums
         self.heads = heads
         self.layout = layout
         bytes_of_block = SIZE * HEAD_BYTES * (heads[1] - heads[0])
@@ -83,8 +85,9 @@ class Process:
         self.engine.manager = self.manager
         model_id = ModelId("m", heads=self.heads)
         self.agent = TransferAgent(
-            self.manager, self.engine, model_id=model_id, head_layout=self.layout, lease_seconds=LEASE, clock=self.clock
-        )
+            self.manager, self.engine, model_id=model_id, head_layout=self.layout, lease_seconds=LEASE, checksums=self.checksums,
+            clock=self.clock,
+        )  # fmt: skip
 
     def places(self, kv_cache: KVCache, num_tokens: int, first_token: int = 0) -> Iterator[tuple[int, bytes]]:
         """(address, expected bytes) of each token, head and buffer that the sequence has a page for."""
@@ -192,6 +195,32 @@ def test_an_agent_that_is_made_anew_beside_a_manager_that_goes_on(network: FakeN
     clock.now += 2 * LEASE
     step(network, prefill, decode)
     assert right.state is TransferState.FAILED
+    prefill.close()
+    decode.close()
+
+
+@pytest.mark.parametrize("access", ["read", "write"])
+@pytest.mark.parametrize("checksums", [(True, True), (False, True), (True, False)])
+def test_bytes_that_were_lost_on_their_way_are_not_believed(network: FakeNetwork, access: str, checksums: tuple[bool, bool]) -> None:
+    """Whichever byte: the first, the last, one between. Where one side makes no checksums, nothing is compared."""
+    clock = Clock()
+    prefill, decode = [Process(network, clock, name, checksums=makes) for name, makes in zip("pd", checksums)]
+    for changed in (0, 7, -1):
+        left, right, waiting = send(access, network, prefill, decode, TOKENS)
+        network.move()
+        while not decode.is_right(waiting, len(TOKENS)):
+            step(network, prefill, decode, times=1)
+            network.move()
+        assert right.state is TransferState.PENDING
+        address, content = list(decode.places(waiting, len(TOKENS)))[changed]
+        ctypes.memset(address + 3, content[3] ^ 1, 1)
+        step(network, prefill, decode)
+        assert right.state is (TransferState.FAILED if all(checksums) else TransferState.DONE)
+        assert right.state is TransferState.DONE or "are not those that agent 'p'" in right.reason
+        clock.now += 2 * LEASE
+        step(network, prefill, decode)
+        assert not prefill.manager.open_leases and not decode.manager.open_leases
+        waiting.close()
     prefill.close()
     decode.close()
 
@@ -481,7 +510,7 @@ def test_wrong_arguments_change_nothing(network: FakeNetwork) -> None:
         (lambda: read([offered.offer], waiting, TOKENS[:-1]), "num_tokens is 21 here, and 22 in the offer of agent 'p'"),
         (lambda: read([offered.offer], waiting, [*TOKENS[:-1], 5]), "prefix_hash is"),
         (lambda: read([foreign], waiting, TOKENS), "head_layout is 'NHD' here, and 'HND'"),
-        (lambda: read([b'{"format":7}'], waiting, TOKENS), "the offer has format 7; this version of the library reads 2"),
+        (lambda: read([b'{"format":7}'], waiting, TOKENS), "the offer has format 7; this version of the library reads 3"),
         (lambda: read([offered.offer], waiting, [*TOKENS, 1]), "23 tokens, and its history is 22"),
         (lambda: prefill.agent.write([invited.offer], computed, TOKENS, [LayerId(9)]), "none of the layers"),
         (lambda: TransferAgent(decode.manager, FakeEngine(network, "y"), lease_seconds=0), "lease_seconds is 0"),

@@ -141,7 +141,9 @@ def test_what_is_no_list_of_offers(pair: Pair) -> None:
 WRONG_VALUES: tuple[Any, ...] = (
     None, -1, 0, 1 << 70, 0.5, float("nan"), float("inf"), "x", b"x", [], (), (1,), (None,), ((1,),), (((-1, 0),),), {"a": 1}, object()
 )  # fmt: skip
-ANYTHING = {"number", "agent", "lease_seconds", "metadata", "prefix_hash", "model", "layer_id", "role", "base", "stride", "device"}
+ANYTHING = {
+    "number", "agent", "lease_seconds", "metadata", "prefix_hash", "model", "layer_id", "role", "base", "stride", "device", "checksums",
+}  # fmt: skip
 """Of these many values could be true, and are compared, or looked up, at one of the sides."""
 
 
@@ -216,9 +218,9 @@ def test_messages_that_no_agent_sends(pair: Pair) -> None:
                 fields = {"sent": part, "why": 5, "heads": part, "metadata": part}
                 if kind == "beat" and number in numbers[:2]:
                     continue  # who sends that is a peer
-                raw.append(json.dumps({"format": 2, "kind": kind, "number": number, **fields}).encode())
-    every = [[layer, role, 0, 4] for layer in (0, 1) for role in ("key", "value")]
-    raw.append(json.dumps({"format": 2, "kind": "arrived", "number": pair.invited.offer.number, "heads": every}).encode())
+                raw.append(json.dumps({"format": 3, "kind": kind, "number": number, **fields}).encode())
+    every = [[layer, role, 0, 4, None] for layer in (0, 1) for role in ("key", "value")]
+    raw.append(json.dumps({"format": 3, "kind": "arrived", "number": pair.invited.offer.number, "heads": every}).encode())
     # This one has no part in any transfer.
     for process in (pair.prefill, pair.decode):
         process.engine.inbox.extend([("stranger", data) for data in raw])
@@ -230,7 +232,7 @@ def test_messages_that_no_agent_sends(pair: Pair) -> None:
 def test_an_answer_to_a_heart_beat_that_was_not_sent_yet_is_not_trusted(pair: Pair) -> None:
     transfer = pair.decode.agent.read([pair.offered.offer], pair.waiting, TOKENS)
     for sent in (pair.clock.now + 1, 1e300):
-        message = {"format": 2, "kind": "ok", "number": pair.offered.offer.number, "secret": pair.offered.offer.secret, "sent": sent}
+        message = {"format": 3, "kind": "ok", "number": pair.offered.offer.number, "secret": pair.offered.offer.secret, "sent": sent}
         pair.network.engines["d"].inbox.append(("p", json.dumps(message).encode()))
     pair.decode.agent.progress()
     pair.clock.now += 40

@@ -68,7 +68,7 @@ class Scene:
 
 def fields_of(kind: str, now: float) -> dict[str, object]:
     """What makes a message of that kind count, if its secret and its peer are right."""
-    every = [[layer, role, 0, 4] for layer in (0, 1) for role in ("key", "value")]
+    every = [[layer, role, 0, 4, None] for layer in (0, 1) for role in ("key", "value")]
     return {
         "ok": {"sent": now}, "no": {"why": "go away"}, "beat": {"sent": now, "metadata": b"stranger".hex()}, "arrived": {"heads": every},
         "end": {"why": ""}, "other": {},
@@ -76,7 +76,7 @@ def fields_of(kind: str, now: float) -> dict[str, object]:
 
 
 def message(kind: str, number: str, secret: object, now: float) -> bytes:
-    return json.dumps({"format": 2, "kind": kind, "number": number, "secret": secret, **fields_of(kind, now)}).encode()
+    return json.dumps({"format": 3, "kind": kind, "number": number, "secret": secret, **fields_of(kind, now)}).encode()
 
 
 def without_secret(data: bytes) -> bytes:
