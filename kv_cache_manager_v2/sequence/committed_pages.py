@@ -78,10 +78,9 @@ def list_committed(state: SequenceState, begin: i64, end: i64, most: i64, offere
 def copy_committed(
     state: SequenceState, out: PagesOut, found: CommittedPages, targets: list[int], address: i64, stride: i64, heads: list[int]
 ) -> None:
-    """Enqueue copies of the pages into slots of host memory, ``stride`` bytes each, from ``address`` on. ``targets``: each page's slot;
-    ``heads``: by life cycle, how many bytes of the slot come before the page."""
+    """Enqueue copies of the pages, each behind what published it, into slots of host memory, ``stride`` bytes each, from ``address`` on.
+    ``targets``: each page's slot; ``heads``: by life cycle, how many bytes of the slot come before the page."""
     shared = state.shared
-    out.wait(shared.order.mark(state.timeline))
     num_life_cycles = shared.num_life_cycles
     try:
         for position in range(len(found.pages)):

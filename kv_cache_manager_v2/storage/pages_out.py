@@ -54,10 +54,6 @@ class PagesOut:
             storage.device.destroy_stream(self.stream)
             raise
 
-    def wait(self, point: i64) -> None:
-        """The copies are behind that point."""
-        self._order.wait(self._timeline, point)
-
     def add(self, index: i64, slot: i64, target: i64) -> None:
         """A slot of that level and pool group, which is memory; its bytes in each pool, one after another, go to ``target``."""
         group = self._storage.pool_groups[index]

@@ -35,7 +35,9 @@ CROSSED: dict[str, tuple[Callable[[Any], int], int]] = {
     ),
     "reuse/window_runs.py _MAX_BRANCHES": (most_children, 8),
     "reuse/match.py NEIGHBOURS_TRIED": (most_children, 8),
-    "reuse/block_history.py _PART_WORDS": (lambda run: run.manager._shared.tree.history.num_blocks, 1024),
+    "reuse/block_history.py _PART_WORDS": (
+            lambda run: 0 if run.manager._shared.tree.history is None else run.manager._shared.tree.history.num_blocks, 1024,
+        ),
     "reuse/block_tokens.py MAX_SHARED_BYTES": (
         lambda run: most([4 * handle.num_committed_tokens for handle in run.manager.open_kv_caches]), 999,
     ),
