@@ -11,7 +11,6 @@ from ..stats.page_counters import PageCounters
 from ..stats.usage_counters import find_page_counters
 from ..storage.page_bytes import copy_page
 from .forked_blocks import add_owner
-from .page_arrivals import settle_arrivals
 from .recurrent_state import share_snapshot, undo_begin_state
 from .sequence_state import ACTIVE, NO_TIMELINE, SequenceState
 from .twins import share_twins
@@ -36,7 +35,7 @@ def has_room_to_fork(state: SequenceState, num_forks: i64) -> bool:
 def try_fork(state: SequenceState, child: SequenceState) -> bool:
     """False, and nothing has changed, if there is no slot for a copy of the recurrent state.
 
-    ``child`` is a new sequence of the same scope and stream. The caller has validated.
+    ``child`` is a new sequence of the same scope and stream. The caller has validated, and waited for a state that is on its way.
     """
     shared = state.shared
     storage = shared.storage
@@ -50,9 +49,6 @@ def try_fork(state: SequenceState, child: SequenceState) -> bool:
             needed = vec[i64]([0] * storage.num_pool_groups)
             needed[storage.pool_group_of[shared.state_life_cycle]] = len(state.recurrent.state_blocks)
             shared.traffic.room.make_room(needed, account)
-            if len(state.arrivals.points) > 0:
-                # The state may be on its way; its copy is made in order behind that.
-                settle_arrivals(state)
             _copy_state(state, child, account)
         except BaseException:
             shared.order.leave(child.timeline)

@@ -86,16 +86,21 @@ def test_a_state_is_onboarded_in_the_background(kind: str, seed: int) -> None:
 
 @pytest.mark.parametrize("kind", ["host", "disk"])
 @pytest.mark.parametrize("seed", range(3))
-def test_a_fork_copies_a_state_that_has_arrived(kind: str, seed: int) -> None:
+@pytest.mark.parametrize("how", ["fork", "beams"])
+def test_a_fork_copies_a_state_that_has_arrived(kind: str, seed: int, how: str) -> None:
     """The device reports a read of bytes whose write may still be running."""
     with Bench(hybrid_tiers(kind), SimulatedDevice(seed)) as bench:
         first = bench.suspended(1, 2 * TOKENS_PER_BLOCK)
         others = [bench.suspended(number, 2 * TOKENS_PER_BLOCK) for number in range(2, 8)]
         assert bench.num_copied(0, 1) > 0
         assert first.resume(wait=False)
-        with first.fork() as child:
-            assert child.ready
-            bench.manager.check_invariants()
+        if how == "beams":
+            first.beam_width = 2
+            assert first.ready
+        else:
+            with first.fork() as child:
+                assert child.ready
+        bench.manager.check_invariants()
         for kv_cache in [first, *others]:
             kv_cache.close()
 
