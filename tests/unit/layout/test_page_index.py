@@ -27,15 +27,6 @@ def test_shared_leaves_the_offset_to_the_base_address() -> None:
     assert CONVERTER([0, 4], SHARED).tolist() == [0, 24]
 
 
-def test_per_layer_adds_the_offset() -> None:
-    assert CONVERTER([0, 4, BAD_PAGE_INDEX, 1], PER_LAYER).tolist() == [3, 27, -1, 9]
-
-
-def test_expansion_makes_runs() -> None:
-    assert PageIndexConverter(2, 3, 1, 1)([5, -1], PER_LAYER).tolist() == [33, 34, 35, -1, -1, -1]
-    assert PageIndexConverter(2, 3, 1, 1)([5, -1]).tolist() == [30, 31, 32, -1, -1, -1]
-
-
 def test_scratch_blocks_fill_a_slot_before_the_next() -> None:
     # 6 // 2 = 3 blocks to a slot. Blocks 1, 2, 3 in slot 7: sub-pages 0 + 3, 2 + 3, (4 + 3) % 6 = 1. Block 4 in slot 2.
     base = [0, -1, -1, -1, -1, 9]
@@ -47,18 +38,6 @@ def test_scratch_with_expansion() -> None:
     # Block 0 in slot 4, sub-page 1; block 1 in slot 4, sub-page (1 + 1) % 2 = 0.
     converter = PageIndexConverter(2, 2, 1, 1)
     assert converter([-1, -1, 3], PER_LAYER, scratch(0, 2, [4])).tolist() == [18, 19, 16, 17, 14, 15]
-
-
-def test_more_slots_than_this_layer_needs() -> None:
-    # Another layer of the group holds fewer blocks to a slot, so the group may have more slots than this one uses.
-    assert CONVERTER([-1], PER_LAYER, scratch(0, 1, [7, 8, 9])).tolist() == [45]
-
-
-def test_an_empty_scratch_changes_nothing() -> None:
-    empty = scratch(2, 2, [])
-    assert not empty and bool(scratch(1, 2, [0]))
-    assert CONVERTER([1, 2], PER_LAYER, empty).tolist() == [9, 15]
-    assert CONVERTER([1, 2], SHARED, empty).tolist() == [6, 12]
 
 
 @pytest.mark.parametrize(
@@ -84,11 +63,6 @@ def test_inputs_stay_as_they_were() -> None:
     CONVERTER(base)
     CONVERTER(base, PER_LAYER, scratch(1, 2, [5]))
     assert base.tolist() == [1, -1, 2]
-
-
-def test_no_blocks() -> None:
-    assert CONVERTER([]).tolist() == [] and CONVERTER([]).dtype == np.int32
-    assert CONVERTER(range(2)).tolist() == [0, 6]
 
 
 def test_into_the_front_of_a_buffer() -> None:
@@ -193,15 +167,3 @@ def test_converters_and_descs_are_values() -> None:
     assert not any(value == other or not value != other for value in (CONVERTER, desc) for other in others)
     for changed in (PageIndexConverter(7, 1, 3, 2), PageIndexConverter(6, 2, 3, 2), PageIndexConverter(6, 1, 3, 1)):
         assert CONVERTER != changed
-
-
-def test_a_batch_with_scratch_of_no_blocks() -> None:
-    """Scratch is given, so the mode must be; none of its blocks is to be addressed, so SHARED will do."""
-    base = np.array([[0, 4], [1, -1]], np.int32)
-    out = np.zeros((2, 2), np.int32)
-    nothing = [scratch(0, 0, []), None]
-    with pytest.raises(ValueError, match="index_mode is None"):
-        CONVERTER.convert_batch_into(base, out, None, nothing)
-    assert (out == 0).all()
-    assert CONVERTER.convert_batch_into(base, out, SHARED, nothing) == 2
-    assert out.tolist() == [[0, 24], [6, -1]]

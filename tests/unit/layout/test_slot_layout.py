@@ -20,18 +20,6 @@ def place(layout: SlotLayout, layer_id: int, role: str) -> tuple[int, int, int, 
     return placement.pool_group_index, placement.pool_index, placement.offset_bytes, placement.num_bytes
 
 
-def test_equal_layers_are_one_pool() -> None:
-    layout = layout_of(config_of([key_value(layer_id, 100) for layer_id in range(3)]))
-    assert (layout.num_life_cycles, layout.num_pool_groups) == (1, 1)
-    assert layout.slot_bytes(0) == (600,) and layout.slot_bytes_total(0) == 600
-    assert [place(layout, layer_id, role)[2] for layer_id in range(3) for role in ("key", "value")] == [
-        0, 100, 200, 300, 400, 500,
-    ]  # fmt: skip
-    placement = layout.buffer_placement(BufferId(LayerId(1), "value"))
-    assert (placement.scale, placement.layer_offset, placement.scratch_pages_per_block) == (6, 3, 2)
-    assert (placement.page_bytes, placement.expansion) == (100, 1)
-
-
 def test_life_cycles_in_order_of_first_appearance() -> None:
     config = config_of(
         [key_value(5, 8, 64), state(6, {"s": 8}), key_value(7, 8), key_value(8, 8, 64), key_value(9, 8, 64, 1)]
@@ -44,12 +32,6 @@ def test_life_cycles_in_order_of_first_appearance() -> None:
     assert [registry.get_layer_group_id(LayerId(layer_id)) for layer_id in (5, 6, 7, 8, 9)] == [0, 1, 2, 0, 3]
     assert registry.life_cycle_of(LayerId(9)) == AttnLifeCycle(64, 1)
     assert registry.state_life_cycle_id == 1
-
-
-def test_sinks_count_in_blocks() -> None:
-    # 1 and 32 tokens are both one block of 32: the same life cycle.
-    config = config_of([key_value(0, 8, 64, 1), key_value(1, 8, 64, 32), key_value(2, 8, 64, 33)])
-    assert len(LifeCycleRegistry(config)) == 2
 
 
 def test_layers_that_need_the_same_blocks_are_one_group_a_part() -> None:
@@ -88,24 +70,6 @@ def test_pools_are_sorted_by_total_size_then_by_expanded_size() -> None:
     ]  # fmt: skip
 
 
-def test_the_larger_total_comes_first_even_if_its_buffers_are_smaller() -> None:
-    layout = layout_of(config_of([attention(0, {"big": 100}), attention(1, {"x": 40, "y": 40, "z": 40})]))
-    assert layout.slot_bytes(0) == (120, 100)
-
-
-def test_groups_with_equal_slots_share_a_pool_group() -> None:
-    # Two windowed layers with buffers of 64 bytes, one full layer with two of 128: both groups' slots are (256,).
-    layers = [key_value(0, 64, 32), key_value(1, 128), key_value(2, 64, 32), key_value(3, 8, 16)]
-    layout = layout_of(config_of(layers))
-    assert layout.pool_group_indices == (0, 0, 1)
-    assert layout.life_cycle_ids_of_pool_group(0) == (0, 1)
-    assert [layout.slot_bytes(index) for index in range(2)] == [(256,), (16,)]
-    # The pool's slots are the same, what lies in them is not.
-    assert layout.buffer_placement(BufferId(LayerId(0), "key")).scale == 4
-    assert layout.buffer_placement(BufferId(LayerId(1), "key")).scale == 2
-    assert [variant.coalesced_buffers[0].num_buffers for variant in layout.slot_descs[0].variants] == [4, 2]
-
-
 def test_an_override_expands_the_buffer() -> None:
     # 16 tokens per kernel block, 32 per block of the manager: 100 bytes become 200, which is another buffer's size.
     layers = [attention(0, {"key": 100}, override=16), attention(1, {"key": 200})]
@@ -113,11 +77,6 @@ def test_an_override_expands_the_buffer() -> None:
     assert layout.slot_bytes(0) == (400,)
     first = layout.buffer_placement(BufferId(LayerId(0), "key"))
     assert (first.num_bytes, first.page_bytes, first.expansion, first.scale) == (200, 100, 2, 2)
-
-
-def test_buffer_ids_keep_the_order_of_the_configuration() -> None:
-    layout = layout_of(config_of([attention(4, {"b": 1, "a": 100}), attention(2, {"c": 50}, 8)]))
-    assert layout.buffer_ids == ((4, "b"), (4, "a"), (2, "c"))
 
 
 def test_scratch_slots_of_a_uniform_model() -> None:
