@@ -13,7 +13,7 @@ buckets together, before the next question at the latest: a processor then fetch
 
 from typing import Final, final
 
-from librt.vecs import append, vec
+from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr, u8
 
 from ..base.growing_arrays import fill_words, reserve_up_to
@@ -50,7 +50,7 @@ class RemovalHistory:
     """That it grows to."""
     _words: vec[i64]
     """Buckets."""
-    _turns: vec[u8]
+    _turns: Final[vec[u8]]
     """By bucket, which entry is overwritten next while it is a ring."""
     _most_buckets: Final[i64]
     _num_buckets: i64
@@ -71,8 +71,8 @@ class RemovalHistory:
         self._most_buckets = most
         self._num_buckets = 1
         self._span = 1
-        self._words = fill_words(reserve_up_to(vec[i64](), most * _BUCKET_WORDS), _BUCKET_WORDS, NO_PREFIX)
-        self._turns = vec[u8]([0])
+        self._words = fill_words(reserve_up_to(vec[i64](), most * _BUCKET_WORDS + _LINE_WORDS), _BUCKET_WORDS, NO_PREFIX)
+        self._turns = vec[u8]([0] * most)
         self._time = 0
         self._line = vec[i64]([0] * _LINE_WORDS)
         self._line_end = 0
@@ -116,28 +116,27 @@ class RemovalHistory:
         end = self._line_end
         self._line_end = 0
         at: i64 = 0
+        words = self._words
+        turns = self._turns
         while at < end:
             prefix = line[at]
             if self._num_buckets < self._most_buckets:
                 self._add_bucket()
+                words = self._words
             bucket = self._bucket_of(prefix)
             if self._keeps_one_each:
                 self._write(bucket, prefix, line[at + 1])
             else:
-                self._put(bucket, prefix, line[at + 1])
+                turn = i64(turns[bucket])
+                turns[bucket] = u8((turn + 1) & (_WAYS - 1))
+                place = bucket * _BUCKET_WORDS + turn * _ENTRY_WORDS
+                words[place] = prefix
+                words[place + 1] = line[at + 1]
             at += _ENTRY_WORDS
 
     def _bucket_of(self, prefix: i64) -> i64:
         bucket = prefix & (self._span - 1)
         return bucket if bucket < self._num_buckets else bucket - (self._span >> 1)
-
-    def _put(self, bucket: i64, prefix: i64, entry: i64) -> None:
-        """In the place of the ring's oldest."""
-        turn = i64(self._turns[bucket])
-        self._turns[bucket] = u8((turn + 1) & (_WAYS - 1))
-        place = bucket * _BUCKET_WORDS + turn * _ENTRY_WORDS
-        self._words[place] = prefix
-        self._words[place + 1] = entry
 
     def _add_bucket(self) -> None:
         """One more, which takes its part of the entries of another."""
@@ -145,20 +144,37 @@ class RemovalHistory:
         self._num_buckets = added + 1
         if added == self._span:
             self._span = 2 * added
-        self._words = fill_words(self._words, (added + 1) * _BUCKET_WORDS, NO_PREFIX)
-        self._turns = append(self._turns, u8(0))
+        if (added + 1) * _BUCKET_WORDS > len(self._words):
+            self._words = fill_words(self._words, len(self._words) + _LINE_WORDS, NO_PREFIX)
+        words = self._words
+        turns = self._turns
         parted = added - (self._span >> 1)
         begin = parted * _BUCKET_WORDS
-        entries = self._words[begin : begin + _BUCKET_WORDS]
-        for word in range(begin, begin + _BUCKET_WORDS):
-            self._words[word] = NO_PREFIX
-        turn = i64(self._turns[parted])
-        self._turns[parted] = u8(0)
-        # The oldest one of a full ring is that whose turn is next.
-        for step in range(turn, turn + _WAYS):
-            at = (step & (_WAYS - 1)) * _ENTRY_WORDS
-            if entries[at] != NO_PREFIX:
-                self._put(self._bucket_of(entries[at]), entries[at], entries[at + 1])
+        end = begin + _BUCKET_WORDS
+        first = i64(turns[parted]) * _ENTRY_WORDS
+        if first > 0 and words[end - _ENTRY_WORDS] != NO_PREFIX:
+            # A full ring, from now on as it was written.
+            ring = words[begin:end]
+            for word in range(_BUCKET_WORDS):
+                words[begin + word] = ring[(first + word) & (_BUCKET_WORDS - 1)]
+        at = begin
+        kept = begin
+        moved = added * _BUCKET_WORDS
+        while at < end and words[at] != NO_PREFIX:
+            prefix = words[at]
+            entry = words[at + 1]
+            words[at] = NO_PREFIX
+            if self._bucket_of(prefix) == added:
+                words[moved] = prefix
+                words[moved + 1] = entry
+                moved += _ENTRY_WORDS
+            else:
+                words[kept] = prefix
+                words[kept + 1] = entry
+                kept += _ENTRY_WORDS
+            at += _ENTRY_WORDS
+        turns[parted] = u8((kept >> 1) & (_WAYS - 1))
+        turns[added] = u8((moved >> 1) & (_WAYS - 1))
 
     def _write(self, bucket: i64, prefix: i64, entry: i64) -> None:
         """In the place of what was known of this prefix in this scope."""

@@ -130,12 +130,12 @@ def test_memory_comes_with_what_is_recorded() -> None:
     prefixes = [choices.getrandbits(62) for _ in range(3000)]
     for count, prefix in enumerate(prefixes, 1):
         table.record(prefix, 0, FIRST_DROPPED)
-        assert len(table._words) <= (count + 1) * bucket
+        assert len(table._words) <= count * bucket + 1024
     assert [table.find(prefix, 0) for prefix in prefixes] == [FIRST_DROPPED] * len(prefixes)
     full = RemovalHistory(8 * WAYS)
     for count in range(1000):
         full.record(count, 0, FIRST_DROPPED)
-    assert full.find(999, 0) == FIRST_DROPPED and len(full._words) == 8 * bucket
+    assert full.find(999, 0) == FIRST_DROPPED and len(full._words) <= 1024 + bucket
 
 
 def test_the_first_entry_is_known_beside_another_scope_s() -> None:
