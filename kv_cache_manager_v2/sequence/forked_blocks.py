@@ -72,15 +72,9 @@ def settle_forked(state: SequenceState, first_written: i64) -> None:
     """From ``first_written`` on the blocks are the sequence's own: it may write once the other streams are done with them."""
     if first_written >= state.forked_end:
         return
-    shared = state.shared
-    rows = shared.storage.rows
     begin = first_written if first_written > state.num_published else state.num_published
     for ordinal in range(begin, state.forked_end):
-        for life_cycle in range(shared.num_life_cycles):
-            if state.holds_page(life_cycle, ordinal):
-                slot = rows.slot(state.page_of(life_cycle, ordinal))
-                allocator = shared.storage.allocators[shared.storage.pool_group_of[life_cycle]]
-                shared.order.wait(state.timeline, allocator.ready[slot])
+        state.wait_for_block(ordinal)
     cut_forked(state, first_written)
 
 

@@ -70,20 +70,10 @@ def begin_apart(state: SequenceState, needed: vec[i64]) -> OwnStream | None:
     apart = shared.traffic.mover.timeline(GPU_LEVEL, GPU_LEVEL)
     state.timeline = apart
     state.stream = shared.order.stream_of(apart)
-    ordinal = state.num_published
     if state.tail.copies_on_resume:
-        _wait_for_block(state, ordinal)
+        # It may be on its way itself.
+        state.wait_for_block(state.num_published)
     return own
-
-
-def _wait_for_block(state: SequenceState, ordinal: i64) -> None:
-    """A shared last block that is to be copied may be on its way itself."""
-    storage = state.shared.storage
-    first_page = state.blocks[ordinal].first_page
-    for life_cycle in range(state.shared.num_life_cycles):
-        if state.holds_page(life_cycle, ordinal):
-            slot = storage.rows.slot(first_page + life_cycle)
-            state.shared.order.wait(state.timeline, storage.allocators[storage.pool_group_of[life_cycle]].ready[slot])
 
 
 def end_apart(state: SequenceState, own: OwnStream) -> None:

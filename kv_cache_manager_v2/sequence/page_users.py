@@ -23,22 +23,9 @@ def release_page(state: SequenceState, life_cycle: i64, ordinal: i64, mark: i64)
             storage.unlock_and_release(page, pool_group, state.timeline, mark)
         else:
             storage.release(page, pool_group)
-    elif ordinal < state.forked_end or state.tail.is_retired:
+    elif is_active and ordinal >= state.forked_end and not state.tail.is_retired:
+        storage.free_page(page, pool_group, mark)
+    else:
         if is_active:
             storage.unlock(page, pool_group, state.timeline, mark)
         storage.drop_hold(page, pool_group)
-    elif is_active:
-        storage.free_page(page, pool_group, mark)
-    else:
-        storage.free_unlocked_page(page, pool_group)
-
-
-def count_given_back(state: SequenceState, life_cycle: i64, begin: i64, end: i64) -> i64:
-    """Slots that become free or evictable when an active sequence releases its pages of blocks ``[begin, end)``."""
-    rows = state.shared.storage.rows
-    count: i64 = 0
-    for ordinal in range(begin, end):
-        page = state.page_of(life_cycle, ordinal)
-        if state.holds_page(life_cycle, ordinal) and rows.num_holds(page) == 1:
-            count += 1
-    return count

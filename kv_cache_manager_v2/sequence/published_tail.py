@@ -7,13 +7,9 @@ from ..events.removal_cause import CAPACITY
 from .sequence_state import SequenceState
 
 
-def can_take_tail_back(state: SequenceState) -> bool:
-    """Whether no other sequence could miss the shared last block if this sequence took it out of the tree."""
-    return is_tail_its_own(state, {}, {})
-
-
 def is_tail_its_own(state: SequenceState, num_released: dict[int, int], num_left: dict[int, int]) -> bool:
-    """Whether the tail is the sequence's own once others have released pages, counted by page, and left blocks, by first page."""
+    """Whether no other sequence could miss the shared last block if this one took it out of the tree, once others have released pages,
+    counted by page, and left blocks, by first page."""
     block = state.blocks[state.num_published]
     num_pins = int(block.num_pins) - num_left.get(int(block.first_page), 0)
     if num_pins > 1 or block.only_child is not None or block.children is not None:
@@ -30,15 +26,10 @@ def is_tail_its_own(state: SequenceState, num_released: dict[int, int], num_left
 
 def take_tail_back(state: SequenceState) -> None:
     """The shared last block becomes private again: there is no room for a copy, and the sequence would never go on."""
-    shared = state.shared
-    block = state.blocks[state.num_published]
     forget_copies_of_tail(state)
     withdraw_tail(state)
-    for life_cycle in range(shared.num_life_cycles):
-        # Others have copied it on their streams.
-        if state.holds_page(life_cycle, state.num_published):
-            allocator = shared.storage.allocators[shared.storage.pool_group_of[life_cycle]]
-            shared.order.wait(state.timeline, allocator.ready[shared.storage.rows.slot(block.first_page + life_cycle)])
+    # Others have copied it on their streams.
+    state.wait_for_block(state.num_published)
 
 
 def forget_copies_of_tail(state: SequenceState) -> None:

@@ -216,5 +216,5 @@ def _free_blocks(state: SequenceState, mark: i64) -> None:
             if is_active:
                 storage.free_unfinished_page(page, pool_group, state.timeline, mark)
             else:
-                storage.free_unlocked_page(page, pool_group)
+                storage.drop_hold(page, pool_group)
         shared.tree.pool.release(block)

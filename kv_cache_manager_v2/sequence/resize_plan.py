@@ -16,8 +16,7 @@ from mypy_extensions import i64, mypyc_attr
 from ..base.ids import PRIORITY_DEFAULT
 from ..storage.onboarding import OnboardList
 from .forked_blocks import NO_ORDINALS, find_first_written, list_copies
-from .page_users import count_given_back
-from .published_tail import can_take_tail_back, is_tail_its_own
+from .published_tail import is_tail_its_own
 from .recurrent_state import add_needed_state_slots, needs_state_slots
 from .scratch import add_needed_slots
 from .sequence_state import ACTIVE, SequenceState
@@ -156,7 +155,7 @@ def _lacks_room(plan: ResizePlan, ledger: SlotLedger | None, wanted: OnboardList
 
 def _can_withdraw(state: SequenceState, ledger: SlotLedger | None) -> bool:
     """Whether the published tail is the sequence's own, by then."""
-    return can_take_tail_back(state) if ledger is None else is_tail_its_own(state, ledger.num_released, ledger.num_left)
+    return is_tail_its_own(state, {}, {}) if ledger is None else is_tail_its_own(state, ledger.num_released, ledger.num_left)
 
 
 def ask_priorities(plan: ResizePlan) -> None:
@@ -209,7 +208,6 @@ def plan_turn(state: SequenceState, copies: list[int], first_written: i64, plan:
     moves_scratch = state.scratch.is_enabled and plan.capacity != state.capacity
     for life_cycle in range(shared.num_life_cycles):
         pool_group = shared.storage.pool_group_of[life_cycle]
-        begin = state.window_begins[life_cycle]
         new_begin = shared.windows.compute_begin(life_cycle, plan.history)
         turn.needed[pool_group] += shared.windows.count_new_pages(life_cycle, state.num_blocks, plan.num_blocks, new_begin)
         if moves_scratch:
@@ -220,39 +218,35 @@ def plan_turn(state: SequenceState, copies: list[int], first_written: i64, plan:
             if will_hold_page(state, life_cycle, ordinal, plan.capacity, plan.history):
                 turn.copied[pool_group] += 1
                 turn.needed[pool_group] += 1
-        # Below, what remains of the present blocks; a window may have moved past their end.
-        kept = state.num_blocks if state.num_blocks < plan.num_blocks else plan.num_blocks
-        if new_begin > begin:
-            end = new_begin if new_begin < kept else kept
-            turn.released[pool_group] += count_given_back(state, life_cycle, begin, end)
-        turn.released[pool_group] += count_given_back(state, life_cycle, kept, state.num_blocks)
+        for ordinal in list_released(state, plan, life_cycle):
+            page = state.page_of(life_cycle, ordinal)
+            if ledger is None and shared.storage.rows.num_holds(page) == 1 or ledger is not None and ledger.is_last(page):
+                turn.released[pool_group] += 1
     if state.status != ACTIVE:
         add_needed_slots(state.scratch, turn.needed)
         add_needed_state_slots(state, turn.needed)
-    if ledger is not None and len(ledger.num_released) > 0:
-        for life_cycle in range(shared.num_life_cycles):
-            for ordinal in list_released(turn, plan, life_cycle, False):
-                page = state.page_of(life_cycle, ordinal)
-                # Counted above are those that no other sequence has now.
-                is_counted = shared.storage.rows.num_holds(page) == 1
-                turn.released[shared.storage.pool_group_of[life_cycle]] += int(ledger.is_last(page)) - int(is_counted)
     return turn
 
 
-def list_released(turn: TurnPlan, plan: ResizePlan, life_cycle: i64, with_copied: bool) -> list[int]:
-    """Ordinals of the blocks whose page the sequence releases; ``with_copied``: also of those that it copies for itself."""
-    state = turn.state
-    kept = int(state.num_blocks if state.num_blocks < plan.num_blocks else plan.num_blocks)
-    begin = int(state.window_begins[life_cycle])
-    ordinals = set(range(begin, min(int(state.shared.windows.compute_begin(life_cycle, plan.history)), kept)))
-    ordinals.update(range(kept, int(state.num_blocks)))
+def list_released(state: SequenceState, plan: ResizePlan, life_cycle: i64) -> list[int]:
+    """Ordinals of the blocks whose page the sequence releases: behind the window, in the next step's scratch range, behind the end."""
+    ordinals: list[int] = []
+    kept = state.num_blocks if state.num_blocks < plan.num_blocks else plan.num_blocks
+    new_begin = state.shared.windows.compute_begin(life_cycle, plan.history)
+    _append_held(ordinals, state, life_cycle, state.window_begins[life_cycle], new_begin if new_begin < kept else kept)
     if state.scratch.is_enabled and plan.capacity != state.capacity:
-        first = int(state.scratch.compute_begin(life_cycle, plan.history, plan.capacity))
-        end = int(state.scratch.compute_end(life_cycle, plan.history, plan.capacity))
-        ordinals.update(range(first, min(end, int(state.num_blocks))))
-    if with_copied:
-        ordinals.update(turn.copies)
-    return [ordinal for ordinal in sorted(ordinals) if state.holds_page(life_cycle, ordinal)]
+        # All of the range is at or after the new window's beginning.
+        begin = state.scratch.compute_begin(life_cycle, plan.history, plan.capacity)
+        end = state.scratch.compute_end(life_cycle, plan.history, plan.capacity)
+        _append_held(ordinals, state, life_cycle, begin, end if end < kept else kept)
+    _append_held(ordinals, state, life_cycle, kept, state.num_blocks)
+    return ordinals
+
+
+def _append_held(ordinals: list[int], state: SequenceState, life_cycle: i64, begin: i64, end: i64) -> None:
+    for ordinal in range(begin, end):
+        if state.holds_page(life_cycle, ordinal):
+            ordinals.append(ordinal)
 
 
 def _plan_scratch(turn: TurnPlan, life_cycle: i64, capacity: i64, history: i64) -> None:
@@ -272,8 +266,6 @@ def _plan_scratch(turn: TurnPlan, life_cycle: i64, capacity: i64, history: i64) 
     first_new = begin if begin > state.num_blocks else state.num_blocks
     if end > first_new:
         turn.needed[pool_group] -= end - first_new
-    kept = end if end < state.num_blocks else state.num_blocks
-    turn.released[pool_group] += count_given_back(state, life_cycle, begin, kept)
 
 
 def will_hold_page(state: SequenceState, life_cycle: i64, ordinal: i64, capacity: i64, history: i64) -> bool:

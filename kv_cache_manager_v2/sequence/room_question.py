@@ -57,12 +57,13 @@ class RoomQuestion:
                 ledger.taken[pool_group] += turn.needed[pool_group] - turn.released[pool_group]
             # Of what it releases only scratch slots are counted like that: a page is free once the last of all has released it.
             for life_cycle in range(self._shared.num_life_cycles):
-                for ordinal in list_released(turn, plan, life_cycle, False):
+                for ordinal in list_released(turn.state, plan, life_cycle):
                     if ledger.is_last(turn.state.page_of(life_cycle, ordinal)):
                         ledger.taken[self._shared.storage.pool_group_of[life_cycle]] += 1
         for turn in plan.turns:
             for life_cycle in range(self._shared.num_life_cycles):
-                for ordinal in list_released(turn, plan, life_cycle, True):
+                copied = [ordinal for ordinal in turn.copies if turn.state.holds_page(life_cycle, ordinal)]
+                for ordinal in dict.fromkeys(list_released(turn.state, plan, life_cycle) + copied):
                     ledger.release(turn.state.page_of(life_cycle, ordinal), self._shared.storage.pool_group_of[life_cycle])
             for ordinal in [*turn.copies, *range(int(plan.num_blocks), int(turn.state.num_blocks))]:
                 first_page = int(turn.state.blocks[ordinal].first_page)

@@ -435,6 +435,14 @@ class SequenceState:
                 return twin
         return page
 
+    def wait_for_block(self, ordinal: i64) -> None:
+        """The stream waits for all that others do with the pages that the sequence holds of that block."""
+        storage = self.shared.storage
+        for life_cycle in range(self.shared.num_life_cycles):
+            if self.holds_page(life_cycle, ordinal):
+                slot = storage.rows.slot(self.page_of(life_cycle, ordinal))
+                self.shared.order.wait(self.timeline, storage.allocators[storage.pool_group_of[life_cycle]].ready[slot])
+
     def ask_priority(self, ordinal: i64, life_cycle: i64) -> i64:
         """The user's priority for a page; `ValueError` if it is none. Called before anything changes."""
         callback = self.request.priority_callback

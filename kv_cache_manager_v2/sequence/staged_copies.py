@@ -28,14 +28,13 @@ from .shared_state import SharedState
 class StagedCopies:
     """Copies for one sequence, or for several beams. A slot has been made free for each page that the copied blocks have."""
 
-    __slots__ = ("_shared", "_account", "_states", "_ordinals", "_targets", "_digest_mark", "_mark")
+    __slots__ = ("_shared", "_account", "_copies", "_digest_mark", "_mark")
 
     _shared: Final[SharedState]
     _account: Final[PageCounters | None]
     """Counters of the sequence whose call it is."""
-    _states: Final[list[SequenceState]]
-    _ordinals: Final[list[list[int]]]  # by state, as the next
-    _targets: Final[list[list[Block]]]
+    _copies: Final[list[tuple[SequenceState, int, Block]]]
+    """Of which sequence's block, by its ordinal, and the copy."""
     _digest_mark: Final[i64]
     """Mark of the decisions before the first copy."""
     _mark: i64
@@ -44,53 +43,43 @@ class StagedCopies:
     def __init__(self, shared: SharedState, account: PageCounters | None) -> None:
         self._shared = shared
         self._account = account
-        self._states = []
-        self._ordinals = []
-        self._targets = []
+        self._copies = []
         self._digest_mark = shared.storage.digest.mark()
         self._mark = 0
 
     def add(self, state: SequenceState, ordinals: list[int], priorities: list[int]) -> None:
         """``priorities``: for each block, one entry per life cycle; empty: the default."""
-        if len(ordinals) == 0:
-            return
-        targets: list[Block] = []
-        self._states.append(state)
-        self._ordinals.append(ordinals)
-        self._targets.append(targets)
+        first: i64 = 0
         try:
             for ordinal in ordinals:
-                targets.append(self._shared.tree.pool.take())
-                _copy_pages(state, ordinal, targets[-1], priorities, (len(targets) - 1) * self._shared.num_life_cycles)
+                target = self._shared.tree.pool.take()
+                self._copies.append((state, ordinal, target))
+                _copy_pages(state, ordinal, target, priorities, first)
+                first += self._shared.num_life_cycles
         except BaseException:
             self._free()
             raise
 
     def finish(self) -> None:
-        if len(self._states) == 0:
+        if len(self._copies) == 0:
             return
         try:
-            self._mark = self._shared.order.mark(self._states[0].timeline)
+            self._mark = self._shared.order.mark(self._copies[0][0].timeline)
         except BaseException:
             self._free()
             raise
 
     def _free(self) -> None:
-        position = len(self._states) - 1
         # The last slot taken is the first on the stack again: the next call takes the same ones.
-        while position >= 0:
-            targets = self._targets[position]
-            while len(targets) > 0:
-                _free_copy(self._states[position], targets.pop())
-            position -= 1
+        for state, _ordinal, target in self._copies[::-1]:
+            _free_copy(state, target)
         self._shared.storage.digest.roll_back(self._digest_mark)
 
     def settle(self, state: SequenceState) -> None:
         """Give the sequence its copies. If the device refuses, and the host cannot wait, it is left half done: call it in a change."""
-        for position, one in enumerate(self._states):
+        for one, ordinal, target in self._copies:
             if one is state:
-                for index, ordinal in enumerate(self._ordinals[position]):
-                    _take_copy(state, ordinal, self._targets[position][index], self._mark, self._account)
+                _take_copy(state, ordinal, target, self._mark, self._account)
 
 
 def copy_shared_blocks(state: SequenceState, ordinals: list[int], priorities: list[int], account: PageCounters | None) -> None:

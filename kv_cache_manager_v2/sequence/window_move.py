@@ -83,12 +83,10 @@ def _release_out_of_window_page(state: SequenceState, life_cycle: i64, ordinal: 
     page = state.blocks[ordinal].first_page + life_cycle
     pool_group = storage.pool_group_of[life_cycle]
     storage.unlock(page, pool_group, state.timeline, mark)
-    if _find_branch_window(state, life_cycle) <= ordinal < state.sharing.branch_end or (
+    is_likely_end = _find_branch_window(state, life_cycle) <= ordinal < state.sharing.branch_end or (
         _find_prompt_window(state, life_cycle) <= ordinal < _find_prompt_end(state)
-    ):
-        storage.release(page, pool_group)
-    else:
-        storage.release_evict_first_page(page, pool_group)
+    )
+    storage.release(page, pool_group, not is_likely_end)
 
 
 def _find_branch_window(state: SequenceState, life_cycle: i64) -> i64:

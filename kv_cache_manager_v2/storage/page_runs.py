@@ -233,7 +233,7 @@ def _release_group(
 def release_run_evict_first(
     storage: PageStorage, first_pages: vec[i64], life_cycle: i64, begin: i64, end: i64, timeline: i64, mark: i64
 ) -> None:
-    """`unlock` and `release_evict_first_page` the pages of published blocks, the first block first."""
+    """`unlock` and `release` the pages, evict-first, of published blocks, the first block first."""
     order = storage.order
     words = storage.rows.words
     pool_group = storage.pool_group_of[life_cycle]
@@ -258,6 +258,6 @@ def release_run_evict_first(
         else:
             # Held by others too, or about to be: it enters another queue, or none.
             storage.unlock(page, pool_group, timeline, mark)
-            storage.release_evict_first_page(page, pool_group)
+            storage.release(page, pool_group, True)
     queue.push_run_first(released, num_released)
     storage.num_locked[pool_group] -= num_unlocked

@@ -10,7 +10,7 @@ are the table in `page_rows`; the ways from one to another:
     HELD        LOCKED      lock (on level 0; `Onboarding` brings it there)
     LOCKED      HELD        unlock
     HELD        DROPPABLE   release (a published page)
-    HELD        (none)      free_page (a private page: no other sequence can want it), drop_hold (one that others may hold)
+    HELD        (none)      free_page (a private page, still locked: no other sequence can want it), drop_hold (one that others may hold)
     DROPPABLE   (none)      drop (`page_removal`)
 
 Which page is evicted, and where it goes, is decided by `SlotReclaimer` and carried out in `page_queues` and `page_removal`.
@@ -313,20 +313,6 @@ class PageStorage:
         ready = self.allocators[pool_group].ready[self.rows.slot(page)]
         self.free_page(page, pool_group, self.order.advance(ready, timeline, mark))
 
-    def free_unlocked_page(self, page: i64, pool_group: i64) -> None:
-        """The same for a page that is not locked: all that used its slot is in the slot's own point already."""
-        words = self.rows.words
-        place = words[page * ROW_WORDS + PLACE]
-        links = words[page * ROW_WORDS + LINKS]
-        assert holds_of_place(place) == 1 and links >= NOT_QUEUED, "a page was freed that others need"
-        index = level_of_place(place) * self.num_pool_groups + pool_group
-        if links != NOT_QUEUED:
-            self.held_queues[index].remove(page)
-        slot = place & LOW_MASK
-        words[page * ROW_WORDS + PLACE] = NO_PAGE
-        self.reads.forget(page)
-        self.slots.free_slot(index, slot, self.allocators[index].ready[slot])
-
     def pool_group_of_page(self, page: i64) -> i64:
         rows = self.rows
         return self.pool_group_of[(page - rows.first_page_of_blocks) % rows.num_life_cycles]
@@ -349,15 +335,14 @@ class PageStorage:
             if level < self.last_level:
                 self.held_queues[index].push(page)
 
-    def release(self, page: i64, pool_group: i64) -> None:
-        """Drop a hold of a published page; the last one makes it droppable, as the most recently used."""
+    def release(self, page: i64, pool_group: i64, goes_first: bool = False) -> None:
+        """Drop a hold of a published page; the last one makes it droppable, as the most recently used or evict-first."""
         if self._take_hold_off(page, pool_group):
-            self.queues[self.rows.level(page) * self.num_pool_groups + pool_group].push(page)
-
-    def release_evict_first_page(self, page: i64, pool_group: i64) -> None:
-        """Drop a hold of a published page; the last one makes it evict-first."""
-        if self._take_hold_off(page, pool_group):
-            self.queues[self.rows.level(page) * self.num_pool_groups + pool_group].push_first(page)
+            queue = self.queues[self.rows.level(page) * self.num_pool_groups + pool_group]
+            if goes_first:
+                queue.push_first(page)
+            else:
+                queue.push(page)
 
     def _take_hold_off(self, page: i64, pool_group: i64) -> bool:
         """Whether it was the last one; then the page is in no queue."""
@@ -444,7 +429,7 @@ class PageStorage:
         return place & LOW_MASK
 
     def drop_hold(self, page: i64, pool_group: i64) -> None:
-        """A hold of a private page that several sequences may have; the last one frees its slot, at the slot's own point."""
+        """A hold of a private page; the last one, which has no lock, frees its slot: all that used it is in the slot's own point."""
         if self._take_hold_off(page, pool_group):
             words = self.rows.words
             index = self.rows.level(page) * self.num_pool_groups + pool_group

@@ -321,7 +321,7 @@ CANARIES = (
         "the last owner does not wait for the others' streams",
         "sequence/forked_blocks.py",
         "settle_forked",
-        "shared.order.wait(state.timeline, allocator.ready[slot])",
+        "state.wait_for_block(ordinal)",
         "pass",
     ),
     Canary(
@@ -452,8 +452,8 @@ CANARIES = (
     Canary(
         "shared last block is copied before it has come up",
         "sequence/page_arrivals.py",
-        "_wait_for_block",
-        "state.shared.order.wait(state.timeline, storage.allocators[storage.pool_group_of[life_cycle]].ready[slot])",
+        "begin_apart",
+        "state.wait_for_block(state.num_published)",
         "pass",
     ),
     Canary(
