@@ -189,12 +189,12 @@ CANARIES = (
     Canary(
         "refused resize moves the history",
         "sequence/resize_plan.py",
-        "plan_resize",
-        "if position > 1 or not is_copy_of_tail(turn) or not _can_withdraw(turn.state, ledger):\n"
-        "    return None",
-        "if position > 1 or not is_copy_of_tail(turn) or not _can_withdraw(turn.state, ledger):\n"
+        "_find_room",
+        "if len(plan.turns) > 1 or not is_copy_of_tail(turn) or not _can_withdraw(turn.state, ledger):\n"
+        "    return False",
+        "if len(plan.turns) > 1 or not is_copy_of_tail(turn) or not _can_withdraw(turn.state, ledger):\n"
         "    turn.state.history = plan.history\n"
-        "    return None",
+        "    return False",
     ),
     Canary(
         "refusal counts what can be evicted twice",
