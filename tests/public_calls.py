@@ -31,7 +31,6 @@ from kv_cache_manager_v2 import (
     BufferId,
     DataRole,
     DecodeBatch,
-    DensePages,
     DropReason,
     GpuCacheTierConfig,
     HostCacheTierConfig,
@@ -55,14 +54,9 @@ from kv_cache_manager_v2 import (
     SwaScratchReuseConfig,
     TokenRangeRetention,
     compute_block_hashes,
-    compute_scratch_range,
-    gen_multimodal_cache_key_tokens,
-    config_from_model,
-    default_device,
-    load_config,
     plan_capacity,
 )
-from kv_cache_manager_v2.testing import FakeEngine, SimulatedDevice, Step
+from kv_cache_manager_v2.testing import FakeEngine, SimulatedDevice
 
 BLOCK = 4
 T = TypeVar("T")
@@ -259,249 +253,135 @@ _KEY = DataRole("key")
 _GROUP = {"layer_group_id": 0, "beam_id": 0}
 _LAYER = {"layer_id": 0, "data_role": _KEY}
 
-CALLS: dict[str, Callable[[World], Example]] = {
+_EXAMPLES: dict[str, Callable[[World], Example | dict[str, Any]]] = {
     # -- configuration ------------------------------------------------------------------------------------------------
-    "KVCacheManagerConfig": lambda w: (KVCacheManagerConfig, _config_fields(w)),
-    "GpuCacheTierConfig": lambda w: (
-        GpuCacheTierConfig,
-        {"quota": 4096, "eviction_policy": library.EvictionPolicy.LRU, "max_quota": 8192},
-    ),
-    "ExternalCacheTierConfig": lambda w: (
-        library.ExternalCacheTierConfig, {"slot_counts": [64], "eviction_policy": library.EvictionPolicy.LRU}
-    ),
-    "HostCacheTierConfig": lambda w: (
-        HostCacheTierConfig,
-        {"quota": 4096, "eviction_policy": library.EvictionPolicy.LRU, "max_quota": 8192, "min_reuse_probability": 0.5},
-    ),
-    "DiskCacheTierConfig": lambda w: (
-        library.DiskCacheTierConfig,
-        {
-            "quota": 4096, "path": "/tmp", "eviction_policy": library.EvictionPolicy.LRU, "durable": True,
-            "model_id": library.ModelId("a model"), "min_reuse_probability": 0.0, "more_paths": ("/var",),
-            "read_only": True,
-        },
-    ),
-    "ModelId": lambda w: (
-        library.ModelId,
-        {
-            "name": "a model", "revision": "r7", "dtype": "bf16", "details": {"rope": "yarn"}, "salt_domain": "a tenant", "heads": (0, 8),
-        },
-    ),
-    "BufferConfig": lambda w: (BufferConfig, {"role": _KEY, "size": 64, "tokens_per_block_override": 2}),
+    "KVCacheManagerConfig": lambda w: _config_fields(w),
+    "GpuCacheTierConfig": lambda w: {"quota": 4096, "eviction_policy": library.EvictionPolicy.LRU, "max_quota": 8192},
+    "ExternalCacheTierConfig": lambda w: {"slot_counts": [64], "eviction_policy": library.EvictionPolicy.LRU},
+    "HostCacheTierConfig": lambda w: {
+        "quota": 4096, "eviction_policy": library.EvictionPolicy.LRU, "max_quota": 8192, "min_reuse_probability": 0.5,
+    },
+    "DiskCacheTierConfig": lambda w: {
+        "quota": 4096, "path": "/tmp", "eviction_policy": library.EvictionPolicy.LRU, "durable": True,
+        "model_id": library.ModelId("a model"), "min_reuse_probability": 0.0, "more_paths": ("/var",), "read_only": True,
+    },
+    "ModelId": lambda w: {
+        "name": "a model", "revision": "r7", "dtype": "bf16", "details": {"rope": "yarn"}, "salt_domain": "a tenant", "heads": (0, 8),
+    },
+    "BufferConfig": lambda w: {"role": _KEY, "size": 64, "tokens_per_block_override": 2},
     "BufferConfig.expansion": lambda w: (BufferConfig(_KEY, 8).expansion, {"tokens_per_block": 4}),
-    "AttentionLayerConfig": lambda w: (
-        library.AttentionLayerConfig,
-        {"layer_id": LayerId(0), "buffers": [BufferConfig(_KEY, 64)], "sliding_window_size": 8, "num_sink_tokens": 1, "part": 2},
-    ),
-    "SsmLayerConfig": lambda w: (library.SsmLayerConfig, {"layer_id": LayerId(0), "buffers": [BufferConfig(_KEY, 64)]}),
-    "SnapshotPolicy": lambda w: (
-        SnapshotPolicy,
-        {"every_num_blocks": 2, "at_prompt_end": True, "at_branches": True, "max_per_path": 3, "at_close": False, "at_commits": True,
-         "placement": "learned"},  # fmt: skip
-    ),
-    "RebalanceConfig": lambda w: (
-        RebalanceConfig,
-        {"threshold": 0.1, "cool_down_seconds": 1.0, "min_samples": 2, "smoothing": 0.1},
-    ),
-    "SwaScratchReuseConfig": lambda w: (SwaScratchReuseConfig, {"max_rewind_len": 2}),
-    "TokenRangeRetention": lambda w: (TokenRangeRetention, {"begin": 0, "end": 8, "priority": 50, "duration_seconds": 1.0, "kind": 3}),
-    "RetentionConfig": lambda w: (
-        RetentionConfig,
-        {"ranges": [TokenRangeRetention(0, 4, 50)], "generated_priority": 40, "generated_duration_seconds": 1.0},
-    ),
-    "KVCacheDesc": lambda w: (KVCacheDesc, {"capacity": 8, "history_length": 4}),
-    "BatchDesc": lambda w: (BatchDesc, {"kv_caches": [KVCacheDesc(8, 4)], "system_prompt_length": 4}),
-    "ReuseScope": lambda w: (ReuseScope, {"lora_id": 3, "salt": "a"}),
-    "HalfOpenRange": lambda w: (library.HalfOpenRange, {"beg": 1, "end": 4}),
+    "AttentionLayerConfig": lambda w: {
+        "layer_id": LayerId(0), "buffers": [BufferConfig(_KEY, 64)], "sliding_window_size": 8, "num_sink_tokens": 1, "part": 2,
+    },
+    "SsmLayerConfig": lambda w: {"layer_id": LayerId(0), "buffers": [BufferConfig(_KEY, 64)]},
+    "SnapshotPolicy": lambda w: {
+        "every_num_blocks": 2, "at_prompt_end": True, "at_branches": True, "max_per_path": 3, "at_close": False, "at_commits": True,
+        "placement": "learned",
+    },
+    "RebalanceConfig": lambda w: {"threshold": 0.1, "cool_down_seconds": 1.0, "min_samples": 2, "smoothing": 0.1},
+    "SwaScratchReuseConfig": lambda w: {"max_rewind_len": 2},
+    "TokenRangeRetention": lambda w: {"begin": 0, "end": 8, "priority": 50, "duration_seconds": 1.0, "kind": 3},
+    "RetentionConfig": lambda w: {"ranges": [TokenRangeRetention(0, 4, 50)], "generated_priority": 40, "generated_duration_seconds": 1.0},
+    "KVCacheDesc": lambda w: {"capacity": 8, "history_length": 4},
+    "BatchDesc": lambda w: {"kv_caches": [KVCacheDesc(8, 4)], "system_prompt_length": 4},
+    "ReuseScope": lambda w: {"lora_id": 3, "salt": "a"},
+    "HalfOpenRange": lambda w: {"beg": 1, "end": 4},
     # -- the manager --------------------------------------------------------------------------------------------------
-    "KVCacheManager": lambda w: (
-        KVCacheManager,
-        {
-            "config": w.config,
-            "device": HostDevice(),
-            "journal": None,
-            "debug_fill": [*library.DebugFill][0],
-            "event_manager": KVCacheEventManager(4),
-        },
-    ),
-    "KVCacheManager.create_kv_cache": lambda w: (
-        w.manager.create_kv_cache,
-        {
-            "reuse_scope": ReuseScope(1),
-            "input_tokens": [1, 2, 3],
-            "id": 7,
-            "custom_priority_callback": lambda ordinal, life_cycle: 35,
-            "expected_prompt_length": 3,
-            "count_in_statistics": True,
-            "snapshot_positions": [2],
-            "retention": RetentionConfig(),
-        },
-    ),
+    "KVCacheManager": lambda w: {
+        "config": w.config, "device": HostDevice(), "journal": None, "debug_fill": [*library.DebugFill][0],
+        "event_manager": KVCacheEventManager(4),
+    },
+    "KVCacheManager.create_kv_cache": lambda w: {
+        "reuse_scope": ReuseScope(1), "input_tokens": [1, 2, 3], "id": 7, "custom_priority_callback": lambda ordinal, life_cycle: 35,
+        "expected_prompt_length": 3, "count_in_statistics": True, "snapshot_positions": [2], "retention": RetentionConfig(),
+    },
     "KVCacheManager.ready": lambda w: (lambda **given: asyncio.run(w.manager.ready(**given)), {"kv_cache": w.active}),
-    "KVCacheManager.resize_batch": lambda w: (
-        w.manager.resize_batch,
-        {"kv_caches": [w.active], "capacities": [33], "history_lengths": [6]},
-    ),
-    "KVCacheManager.find_refusal": lambda w: (
-        w.manager.find_refusal,
-        {"kv_caches": [w.active], "capacities": [33], "history_lengths": [6]},
-    ),
-    "KVCacheManager.can_finish": lambda w: (
-        w.manager.can_finish,
-        {"sequences": [w.active], "remaining_tokens": [33], "max_step": 6},
-    ),
-    "KVCacheManager.commit_batch": lambda w: (w.manager.commit_batch, {"kv_caches": [w.active], "tokens": [7]}),
-    "KVCacheManager.probe_reuse": lambda w: (
-        w.manager.probe_reuse,
-        {"reuse_scope": None, "input_tokens": [1, 2, 3], "include_planned": True},
-    ),
-    "KVCacheManager.probe_reuse_batch": lambda w: (
-        w.manager.probe_reuse_batch,
-        {"prompts": [[1, 2, 3]], "reuse_scopes": [None], "include_planned": True},
-    ),
-    "KVCacheManager.retain": lambda w: (
-        w.manager.retain,
-        {"input_tokens": [1, 2, 3, 4], "reuse_scope": None, "priority": 50, "duration_seconds": 1.0},
-    ),
-    "KVCacheManager.release": lambda w: (w.manager.release, {"input_tokens": [1, 2], "reuse_scope": None}),
-    "KVCacheManager.demote": lambda w: (w.manager.demote, {"input_tokens": [1, 2], "reuse_scope": None}),
-    "KVCacheManager.prefetch": lambda w: (
-        w.manager.prefetch,
-        {"input_tokens": [1, 2], "reuse_scope": None, "target_level": 0},
-    ),
-    "KVCacheManager.invalidate_reuse_scope": lambda w: (w.manager.invalidate_reuse_scope, {"reuse_scope": ReuseScope(5)}),
-    "KVCacheManager.keep_restored": lambda w: (w.manager.keep_restored, {"names": []}),
-    "KVCacheManager.advance_clock": lambda w: (w.manager.advance_clock, {"seconds": 0.5}),
-    "KVCacheManager.get_quota": lambda w: (w.manager.get_quota, {"level": 0}),
-    "KVCacheManager.resize": lambda w: (
-        w.manager.resize,
-        {"cache_level": 0, "quota": w.manager.get_quota(0), "best_efforts": False},
-    ),
-    "KVCacheManager.record_block_times": lambda w: (w.manager.record_block_times, {"clock": Clock()}),
-    "KVCacheManager.get_storage_statistics": lambda w: (w.manager.get_storage_statistics, {"level": 0}),
-    "KVCacheManager.get_layer_group_id": lambda w: (w.manager.get_layer_group_id, {"layer_id": 0}),
-    "KVCacheManager.state_layer_group_id": lambda w: (
-        w.hybrid.manager.state_layer_group_id, {"layer_id": hybrid_models.FIRST_STATE_LAYER}
-    ),
-    "KVCacheManager.life_cycle_of_group": lambda w: (w.manager.life_cycle_of_group, {"layer_group_id": 0}),
-    "KVCacheManager.get_mem_pool_base_address": lambda w: (
-        w.manager.get_mem_pool_base_address,
-        _LAYER | {"index_mode": _SHARED},
-    ),
-    "KVCacheManager.get_page_stride": lambda w: (w.manager.get_page_stride, _LAYER),
-    "KVCacheManager.get_page_index_scale": lambda w: (w.manager.get_page_index_scale, _LAYER),
-    "KVCacheManager.get_page_index_upper_bound": lambda w: (w.manager.get_page_index_upper_bound, _LAYER),
-    "KVCacheManager.get_page_index_converter": lambda w: (w.manager.get_page_index_converter, _LAYER),
-    "KVCacheManager.shutdown": lambda w: (w.manager.shutdown, {"drain_seconds": 1.5}),
-    "KVCacheManager.supports_index_mode": lambda w: (w.manager.supports_index_mode, {"mode": _SHARED}),
-    "KVCacheManager.get_aggregated_pages": lambda w: (
-        w.manager.get_aggregated_pages,
-        {"buffer_ids": [BufferId(LayerId(0), _KEY)]},
-    ),
-    "KVCacheManager.pool_view": lambda w: (
-        w.manager.pool_view,
-        _LAYER | {"dtype": "uint8", "index_mode": _SHARED, "by_slot": False},
-    ),
-    "KVCacheManager.clamp_max_seq_len_for_mem": lambda w: (
-        w.manager.clamp_max_seq_len_for_mem,
-        {"batch_size": 2, "token_num_upper_bound": 100},
-    ),
+    "KVCacheManager.resize_batch": lambda w: {"kv_caches": [w.active], "capacities": [33], "history_lengths": [6]},
+    "KVCacheManager.find_refusal": lambda w: {"kv_caches": [w.active], "capacities": [33], "history_lengths": [6]},
+    "KVCacheManager.can_finish": lambda w: {"sequences": [w.active], "remaining_tokens": [33], "max_step": 6},
+    "KVCacheManager.commit_batch": lambda w: {"kv_caches": [w.active], "tokens": [7]},
+    "KVCacheManager.probe_reuse": lambda w: {"reuse_scope": None, "input_tokens": [1, 2, 3], "include_planned": True},
+    "KVCacheManager.probe_reuse_batch": lambda w: {"prompts": [[1, 2, 3]], "reuse_scopes": [None], "include_planned": True},
+    "KVCacheManager.retain": lambda w: {"input_tokens": [1, 2, 3, 4], "reuse_scope": None, "priority": 50, "duration_seconds": 1.0},
+    "KVCacheManager.release": lambda w: {"input_tokens": [1, 2], "reuse_scope": None},
+    "KVCacheManager.demote": lambda w: {"input_tokens": [1, 2], "reuse_scope": None},
+    "KVCacheManager.prefetch": lambda w: {"input_tokens": [1, 2], "reuse_scope": None, "target_level": 0},
+    "KVCacheManager.invalidate_reuse_scope": lambda w: {"reuse_scope": ReuseScope(5)},
+    "KVCacheManager.keep_restored": lambda w: {"names": []},
+    "KVCacheManager.advance_clock": lambda w: {"seconds": 0.5},
+    "KVCacheManager.get_quota": lambda w: {"level": 0},
+    "KVCacheManager.resize": lambda w: {"cache_level": 0, "quota": w.manager.get_quota(0), "best_efforts": False},
+    "KVCacheManager.record_block_times": lambda w: {"clock": Clock()},
+    "KVCacheManager.get_storage_statistics": lambda w: {"level": 0},
+    "KVCacheManager.get_layer_group_id": lambda w: {"layer_id": 0},
+    "KVCacheManager.state_layer_group_id": lambda w: (w.hybrid.manager.state_layer_group_id, {"layer_id": hybrid_models.FIRST_STATE_LAYER}),
+    "KVCacheManager.life_cycle_of_group": lambda w: {"layer_group_id": 0},
+    "KVCacheManager.get_mem_pool_base_address": lambda w: _LAYER | {"index_mode": _SHARED},
+    "KVCacheManager.get_page_stride": lambda w: _LAYER,
+    "KVCacheManager.get_page_index_scale": lambda w: _LAYER,
+    "KVCacheManager.get_page_index_upper_bound": lambda w: _LAYER,
+    "KVCacheManager.get_page_index_converter": lambda w: _LAYER,
+    "KVCacheManager.shutdown": lambda w: {"drain_seconds": 1.5},
+    "KVCacheManager.supports_index_mode": lambda w: {"mode": _SHARED},
+    "KVCacheManager.get_aggregated_pages": lambda w: {"buffer_ids": [BufferId(LayerId(0), _KEY)]},
+    "KVCacheManager.pool_view": lambda w: _LAYER | {"dtype": "uint8", "index_mode": _SHARED, "by_slot": False},
+    "KVCacheManager.clamp_max_seq_len_for_mem": lambda w: {"batch_size": 2, "token_num_upper_bound": 100},
     # -- sequences ----------------------------------------------------------------------------------------------------
     "KVCache.resume": lambda w: (w.suspended.resume, {"cuda_stream": 0, "wait": True}),
     "KVCache.prefetch": lambda w: (w.suspended.prefetch, {"target_level": 0}),
     "KVCache.rewind": lambda w: (w.suspended.rewind, {"num_tokens": 3}),
     "KVCache.close": lambda w: (w.suspended.close, {"continues": True}),
-    "KVCache.stop_committing": lambda w: (w.active.stop_committing, {"continues": False}),
-    "KVCache.fork": lambda w: (w.active.fork, {"id": 5}),
-    "KVCache.resize": lambda w: (w.active.resize, {"capacity": 33, "history_length": 7}),
-    "KVCache.find_refusal": lambda w: (w.active.find_refusal, {"capacity": 33, "history_length": 7}),
-    "KVCache.capacity=": lambda w: (set_property(w.active, "capacity"), {"capacity": 33}),
-    "KVCache.history_length=": lambda w: (set_property(w.active, "history_length"), {"history_length": 7}),
-    "KVCache.cuda_stream=": lambda w: (set_property(w.active, "cuda_stream"), {"cuda_stream": 0}),
-    "KVCache.beam_width=": lambda w: (set_property(w.active, "beam_width"), {"beam_width": 2}),
-    "KVCache.enable_swa_scratch_reuse=": lambda w: (
-        set_property(w.scratch, "enable_swa_scratch_reuse"),
-        {"enable": False},
-    ),
-    "KVCache.reorder_beams": lambda w: (w.active.reorder_beams, {"parents": [0]}),
-    "KVCache.commit": lambda w: (
-        w.active.commit,
-        {"accepted_input_tokens": [7], "beam_search_indices": [0], "num_heads": 1, "is_end": True},
-    ),
+    "KVCache.stop_committing": lambda w: {"continues": False},
+    "KVCache.fork": lambda w: {"id": 5},
+    "KVCache.resize": lambda w: {"capacity": 33, "history_length": 7},
+    "KVCache.find_refusal": lambda w: {"capacity": 33, "history_length": 7},
+    "KVCache.capacity=": lambda w: {"capacity": 33},
+    "KVCache.history_length=": lambda w: {"history_length": 7},
+    "KVCache.cuda_stream=": lambda w: {"cuda_stream": 0},
+    "KVCache.beam_width=": lambda w: {"beam_width": 2},
+    "KVCache.enable_swa_scratch_reuse=": lambda w: (set_property(w.scratch, "enable_swa_scratch_reuse"), {"enable": False}),
+    "KVCache.reorder_beams": lambda w: {"parents": [0]},
+    "KVCache.commit": lambda w: {"accepted_input_tokens": [7], "beam_search_indices": [0], "num_heads": 1, "is_end": True},
     "KVCache.publish_planned": lambda w: (_with_input(w).publish_planned, {"tokens": [4, 5, 6, 7]}),
     "KVCache.commit_input": lambda w: (_with_input(w).commit_input, {"num_tokens": 2}),
-    "KVCache.commit_tree": lambda w: (
-        w.active.commit_tree,
-        {"tokens": [7], "accepted_positions": [6], "num_heads": 1},
-    ),
-    "KVCache.reserve_transfer": lambda w: (w.active.reserve_transfer, {"begin_block": 0, "end_block": 1}),
-    "KVCache.take_changed_blocks": lambda w: (w.active.take_changed_blocks, _GROUP),
-    "KVCache.get_base_page_indices": lambda w: (w.active.get_base_page_indices, _GROUP),
-    "KVCache.set_base_page_index_buf": lambda w: (
-        w.active.set_base_page_index_buf,
-        _GROUP | {"buf": np.zeros(16, np.int32)},
-    ),
-    "KVCache.get_aggregated_page_indices": lambda w: (
-        w.active.get_aggregated_page_indices,
-        _GROUP | {"valid_only": False},
-    ),
+    "KVCache.commit_tree": lambda w: {"tokens": [7], "accepted_positions": [6], "num_heads": 1},
+    "KVCache.reserve_transfer": lambda w: {"begin_block": 0, "end_block": 1},
+    "KVCache.take_changed_blocks": lambda w: _GROUP,
+    "KVCache.get_base_page_indices": lambda w: _GROUP,
+    "KVCache.set_base_page_index_buf": lambda w: _GROUP | {"buf": np.zeros(16, np.int32)},
+    "KVCache.get_aggregated_page_indices": lambda w: _GROUP | {"valid_only": False},
     "KVCache.get_ssm_block_base_index": lambda w: (
         w.hybrid.get_ssm_block_base_index,
         {"layer_group_id": w.hybrid.manager.get_layer_group_id(hybrid_models.FIRST_STATE_LAYER), "beam_id": 0, "length": 3},
     ),
-    "KVCache.supports_index_mode": lambda w: (w.active.supports_index_mode, {"mode": _SHARED}),
-    "KVCache.get_scratch_desc": lambda w: (w.active.get_scratch_desc, {"layer_group_id": 0}),
-    "TransferLease.get_page_indices": lambda w: (w.lease.get_page_indices, {"layer_group_id": 0}),
-    "TransferLease.settle": lambda w: (w.lease.settle, {"cuda_stream": 0}),
+    "KVCache.supports_index_mode": lambda w: {"mode": _SHARED},
+    "KVCache.get_scratch_desc": lambda w: {"layer_group_id": 0},
+    "TransferLease.get_page_indices": lambda w: {"layer_group_id": 0},
+    "TransferLease.settle": lambda w: {"cuda_stream": 0},
     # -- kernels ------------------------------------------------------------------------------------------------------
-    "BatchPageTable": lambda w: (
-        BatchPageTable,
-        {
-            "manager": w.manager,
-            "max_num_sequences": 4,
-            "max_num_blocks": 16,
-            "seq_lens": np.zeros(4, np.int32),
-            "query_start_loc": np.zeros(5, np.int32),
-            "kv_start_loc": np.zeros(5, np.int32),
-            "buffers": 1,
-        },
-    ),
-    "BatchPageTable.add_block_table": lambda w: (
-        w.table.add_block_table,
-        {"pages": StridedPages(0), "filler": 0, "out": np.zeros((4, 16), np.int32)},
-    ),
-    "BatchPageTable.add_csr": lambda w: (
-        w.table.add_csr,
-        {
-            "pages": StridedPages(0),
-            "max_num_pages": 64,
-            "indptr": np.zeros(5, np.int32),
-            "indices": np.zeros(64, np.int32),
-            "last_page_len": np.zeros(4, np.int32),
-        },
-    ),
-    "BatchPageTable.add_slot_mapping": lambda w: (
-        w.table.add_slot_mapping,
-        {"pages": StridedPages(0), "max_num_input_tokens": 64, "out": np.zeros(64, np.int64)},
-    ),
-    "BatchPageTable.add_offset_table": lambda w: (
-        w.table.add_offset_table,
-        {"key_role": _KEY, "value_role": DataRole("value"), "scale_role": None, "out": None},
-    ),
+    "BatchPageTable": lambda w: {
+        "manager": w.manager, "max_num_sequences": 4, "max_num_blocks": 16, "seq_lens": np.zeros(4, np.int32),
+        "query_start_loc": np.zeros(5, np.int32), "kv_start_loc": np.zeros(5, np.int32), "buffers": 1,
+    },
+    "BatchPageTable.add_block_table": lambda w: {"pages": StridedPages(0), "filler": 0, "out": np.zeros((4, 16), np.int32)},
+    "BatchPageTable.add_csr": lambda w: {
+        "pages": StridedPages(0), "max_num_pages": 64, "indptr": np.zeros(5, np.int32), "indices": np.zeros(64, np.int32),
+        "last_page_len": np.zeros(4, np.int32),
+    },
+    "BatchPageTable.add_slot_mapping": lambda w: {"pages": StridedPages(0), "max_num_input_tokens": 64, "out": np.zeros(64, np.int64)},
+    "BatchPageTable.add_offset_table": lambda w: {"key_role": _KEY, "value_role": DataRole("value"), "scale_role": None, "out": None},
     "BatchPageTable.add": lambda w: (BatchPageTable(w.manager, 4, 16).add, {"kv_cache": w.active, "beam_id": 0}),
-    "BatchPageTable.remove": lambda w: (w.table.remove, {"kv_cache": w.active, "beam_id": 0}),
-    "BatchPageTable.row_of": lambda w: (w.table.row_of, {"kv_cache": w.active, "beam_id": 0}),
-    "BatchPageTable.swap_rows": lambda w: (w.table.swap_rows, {"first": 0, "second": 0}),
-    "BatchPageTable.update": lambda w: (w.table.update, {"num_input_tokens": [2]}),
-    "DecodeBatch": lambda w: (DecodeBatch, {"manager": w.manager, "max_num_sequences": 4, "max_num_blocks": 16}),
+    "BatchPageTable.remove": lambda w: {"kv_cache": w.active, "beam_id": 0},
+    "BatchPageTable.row_of": lambda w: {"kv_cache": w.active, "beam_id": 0},
+    "BatchPageTable.swap_rows": lambda w: {"first": 0, "second": 0},
+    "BatchPageTable.update": lambda w: {"num_input_tokens": [2]},
+    "DecodeBatch": lambda w: {"manager": w.manager, "max_num_sequences": 4, "max_num_blocks": 16},
     "DecodeBatch.join": lambda w: (DecodeBatch(w.manager, 4, 16).join, {"kv_cache": w.active}),
     "DecodeBatch.leave": lambda w: (decode_batch(w).leave, {"kv_cache": w.active}),
     "DecodeBatch.step": lambda w: (decode_batch(w).step, {"tokens": [7], "num_inputs": 1}),
-    "StridedPages": lambda w: (StridedPages, {"layer_group_id": 0}),
-    "DensePages": lambda w: (DensePages, _LAYER | {"index_mode": _SHARED}),
-    "PageIndexConverter": lambda w: (
-        library.PageIndexConverter, {"scale": 4, "expansion": 1, "layer_offset": 1, "scratch_pages_per_block": 1}
-    ),
+    "StridedPages": lambda w: {"layer_group_id": 0},
+    "DensePages": lambda w: _LAYER | {"index_mode": _SHARED},
+    "PageIndexConverter": lambda w: {"scale": 4, "expansion": 1, "layer_offset": 1, "scratch_pages_per_block": 1},
     "PageIndexConverter.convert_into": lambda w: (
         w.manager.get_page_index_converter(0, _KEY).convert_into,
         {"base_indices": np.zeros(4, np.int32), "out": np.zeros(4, np.int32), "index_mode": _SHARED, "scratch": None},
@@ -516,58 +396,32 @@ CALLS: dict[str, Callable[[World], Example]] = {
         },
     ),
     # -- events -------------------------------------------------------------------------------------------------------
-    "KVCacheEventManager": lambda w: (
-        KVCacheEventManager,
-        {"max_kv_event_entries": 8, "hash_algo": "sha256", "attention_dp_rank": 1, "partial_blocks": True},
-    ),
+    "KVCacheEventManager": lambda w: {"max_kv_event_entries": 8, "hash_algo": "sha256", "attention_dp_rank": 1, "partial_blocks": True},
     "KVCacheEventManager.get_latest_events": lambda w: (KVCacheEventManager(8).get_latest_events, {"timeout_ms": 0.0}),
     "KVCacheEventManager.snapshot": lambda w: (event_manager(w).snapshot, {"flush": True}),
-    "KVCacheEventIndex": lambda w: (KVCacheEventIndex, {"max_waiting_events": 8}),
-    "KVCacheEventIndex.apply": lambda w: (w.index.apply, {"events": []}),
-    "KVCacheEventIndex.apply_snapshot": lambda w: (w.index.apply_snapshot, {"snapshot": event_manager(w).snapshot()}),
-    "KVCacheEventIndex.find": lambda w: (w.index.find, {"block_hash": _block_hash()}),
-    "KVCacheEventIndex.count_leading_blocks": lambda w: (
-        w.index.count_leading_blocks,
-        {"block_hashes": [_block_hash()], "layer_group_id": 0},
-    ),
+    "KVCacheEventIndex": lambda w: {"max_waiting_events": 8},
+    "KVCacheEventIndex.apply": lambda w: {"events": []},
+    "KVCacheEventIndex.apply_snapshot": lambda w: {"snapshot": event_manager(w).snapshot()},
+    "KVCacheEventIndex.find": lambda w: {"block_hash": _block_hash()},
+    "KVCacheEventIndex.count_leading_blocks": lambda w: {"block_hashes": [_block_hash()], "layer_group_id": 0},
     # -- functions ----------------------------------------------------------------------------------------------------
-    "compute_block_hashes": lambda w: (
-        compute_block_hashes,
-        {"tokens": [1, 2], "tokens_per_block": 2, "reuse_scope": None, "hash_algo": "sha256"},
-    ),
-    "gen_multimodal_cache_key_tokens": lambda w: (
-        gen_multimodal_cache_key_tokens,
-        {"id_offset": 100, "multimodal_data_digest": b"digest", "num_tokens": 3},
-    ),
-    "config_from_model": lambda w: (
-        config_from_model,
-        {
-            "source": {"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 32},
-            "cache_tiers": [GpuCacheTierConfig(1 << 20)],
-            "tokens_per_block": 4,
-            "dtype": "bf16",
-            "tensor_parallel": 1,
-            "pipeline_parallel": 1,
-            "pipeline_stage": None, "family": None, "num_sink_tokens": 0,
-        },
-    ),
-    "load_config": lambda w: (load_config, {"path": str(Path(__file__).with_name("small_config.json"))}),
-    "plan_capacity": lambda w: (plan_capacity, {"config": w.config, "batch": BatchDesc([KVCacheDesc(4, 0)])}),
+    "compute_block_hashes": lambda w: {"tokens": [1, 2], "tokens_per_block": 2, "reuse_scope": None, "hash_algo": "sha256"},
+    "gen_multimodal_cache_key_tokens": lambda w: {"id_offset": 100, "multimodal_data_digest": b"digest", "num_tokens": 3},
+    "config_from_model": lambda w: {
+        "source": {"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 32},
+        "cache_tiers": [GpuCacheTierConfig(1 << 20)], "tokens_per_block": 4, "dtype": "bf16", "tensor_parallel": 1, "pipeline_parallel": 1,
+        "pipeline_stage": None, "family": None, "num_sink_tokens": 0,
+    },
+    "load_config": lambda w: {"path": str(Path(__file__).with_name("small_config.json"))},
+    "plan_capacity": lambda w: {"config": w.config, "batch": BatchDesc([KVCacheDesc(4, 0)])},
     "CapacityPlan.max_batch_size": lambda w: (
         plan_capacity(w.config).max_batch_size,
         {"capacity": 8, "history_length": 4, "system_prompt_length": 0},
     ),
     "CapacityPlan.max_mixes": lambda w: (plan_capacity(w.config).max_mixes, {"batch": BatchDesc([KVCacheDesc(8, 7), KVCacheDesc(4, 3)])}),
-    "compute_scratch_range": lambda w: (
-        compute_scratch_range,
-        {
-            "history_length": 0,
-            "capacity": 16,
-            "life_cycle": w.manager.life_cycle_of_group(0),
-            "tokens_per_block": 4,
-            "max_rewind_len": 0,
-        },
-    ),
+    "compute_scratch_range": lambda w: {
+        "history_length": 0, "capacity": 16, "life_cycle": w.manager.life_cycle_of_group(0), "tokens_per_block": 4, "max_rewind_len": 0,
+    },
     "AttnLifeCycle.make": lambda w: (AttnLifeCycle.make, {"window_size": 8, "num_sink_tokens": 4, "tokens_per_block": 4, "part": 1}),
     "AttnLifeCycle.compute_stale_range": lambda w: (AttnLifeCycle(8).compute_stale_range, _STALE),
     "AttnLifeCycle.get_stale_range": lambda w: (AttnLifeCycle(8).get_stale_range, _STALE),
@@ -575,50 +429,51 @@ CALLS: dict[str, Callable[[World], Example]] = {
     "SsmLifeCycle.get_stale_range": lambda w: (SsmLifeCycle().get_stale_range, _STALE),
     "UsageStatistics.count_transfers": lambda w: (w.manager.get_statistics().count_transfers, {"kind": "copied"}),
     "UsageStatistics.count_drops": lambda w: (w.manager.get_statistics().count_drops, {"reason": DropReason.CAPACITY}),
-    "StatisticsLog": lambda w: (library.StatisticsLog, {"manager": w.manager, "logger": logging.getLogger("mine"), "level": logging.INFO}),
-    "PrometheusExporter": lambda w: (
-        library.PrometheusExporter,
-        {
-            "manager": w.manager, "registry": registry(), "labels": {"rank": "0"}, "event_manager": event_manager(w),
-            "shared_level": None, "clock": Clock(),
-        },
-    ),
-    "KVCacheEventPublisher": lambda w: (
-        library.KVCacheEventPublisher,
-        {
-            "event_manager": event_manager(w), "bind": "inproc://unused", "endpoint": "inproc://events",
-            "replay_endpoint": "inproc://replay", "snapshot_endpoint": "inproc://snapshots", "connect": "inproc://router", "curve": _CURVE,
-            "curve_consumers": [_CURVE],
-            "heartbeat_seconds": 1.0, "topic": "a", "data_parallel_rank": 0, "dialect": "map",
-            "first_sequence": 0, "buffer_batches": 4, "high_water_mark": 8, "lora_names": {1: "an adapter"}, "linger_ms": 0,
-        },
-    ),
-    "default_device": lambda w: (default_device, {"driver": None, "gpu_folder": str(Path(__file__).parent)}),
+    "StatisticsLog": lambda w: {"manager": w.manager, "logger": logging.getLogger("mine"), "level": logging.INFO},
+    "PrometheusExporter": lambda w: {
+        "manager": w.manager, "registry": registry(), "labels": {"rank": "0"}, "event_manager": event_manager(w), "shared_level": None,
+        "clock": Clock(),
+    },
+    "KVCacheEventPublisher": lambda w: {
+        "event_manager": event_manager(w), "bind": "inproc://unused", "endpoint": "inproc://events", "replay_endpoint": "inproc://replay",
+        "snapshot_endpoint": "inproc://snapshots", "connect": "inproc://router", "curve": _CURVE, "curve_consumers": [_CURVE],
+        "heartbeat_seconds": 1.0, "topic": "a", "data_parallel_rank": 0, "dialect": "map", "first_sequence": 0, "buffer_batches": 4,
+        "high_water_mark": 8, "lora_names": {1: "an adapter"}, "linger_ms": 0,
+    },
+    "default_device": lambda w: {"driver": None, "gpu_folder": str(Path(__file__).parent)},
     # -- testing ------------------------------------------------------------------------------------------------------
-    "HostDevice": lambda w: (
-        HostDevice,
-        {"granularity_bytes": 4096, "files": None, "num_disk_threads": 2, "clock": None, "calls_wait_for_disk": True},
-    ),
-    "SimulatedDevice": lambda w: (
-        SimulatedDevice,
-        {"seed": 1, "eager": None, "total_bytes": 1 << 20, "granularity_bytes": 64, "log_length": 16, "is_external": False},
-    ),
-    "SimulatedDevice.step": lambda w: (w.device.step, {"max_operations": 1}),
-    "FakeEngine": lambda w: (
-        FakeEngine,
-        {"config": w.config, "device": w.manager.device, "raise_on_mismatch": True, "index_mode": _SHARED},
-    ),
-    "FakeEngine.execute": lambda w: (w.engine.execute, {"steps": [], "stream": 0}),
-    "FakeEngine.prefill": lambda w: (
-        w.engine.prefill,
-        {"kv_cache": w.empty, "prompt": [21, 22, 23, 24, 25, 26, 27, 28], "chunk_tokens": 3},
-    ),
-    "FakeEngine.replay_states": lambda w: (
-        w.engine.replay_states,
-        {"kv_cache": w.active, "tokens": [1, 2], "state_tokens": 2, "stream": 0},
-    ),
-    "Step": lambda w: (Step, {"kv_cache": w.active, "input": [7], "history": [1, 2, 3, 4, 5, 6], "parents": [-1]}),
+    "HostDevice": lambda w: {"granularity_bytes": 4096, "files": None, "num_disk_threads": 2, "clock": None, "calls_wait_for_disk": True},
+    "SimulatedDevice": lambda w: {
+        "seed": 1, "eager": None, "total_bytes": 1 << 20, "granularity_bytes": 64, "log_length": 16, "is_external": False,
+    },
+    "SimulatedDevice.step": lambda w: {"max_operations": 1},
+    "FakeEngine": lambda w: {"config": w.config, "device": w.manager.device, "raise_on_mismatch": True, "index_mode": _SHARED},
+    "FakeEngine.execute": lambda w: {"steps": [], "stream": 0},
+    "FakeEngine.prefill": lambda w: {"kv_cache": w.empty, "prompt": [21, 22, 23, 24, 25, 26, 27, 28], "chunk_tokens": 3},
+    "FakeEngine.replay_states": lambda w: {"kv_cache": w.active, "tokens": [1, 2], "state_tokens": 2, "stream": 0},
+    "Step": lambda w: {"kv_cache": w.active, "input": [7], "history": [1, 2, 3, 4, 5, 6], "parents": [-1]},
 }
+
+
+_OWNERS = {
+    "KVCacheManager": "manager", "KVCache": "active", "TransferLease": "lease", "BatchPageTable": "table", "KVCacheEventIndex": "index",
+    "SimulatedDevice": "device", "FakeEngine": "engine",
+}
+
+
+def _example(name: str, world: World) -> Example:
+    """An example that has no function of its own is a call of what `_OWNERS` names, or of a public name."""
+    found = _EXAMPLES[name](world)
+    if isinstance(found, tuple):
+        return found
+    owner, _dot, member = name.partition(".")
+    if member == "":
+        return getattr(library, name, None) or getattr(testing, name), found
+    handle = getattr(world, _OWNERS[owner])
+    return set_property(handle, member[:-1]) if member.endswith("=") else getattr(handle, member), found
+
+
+CALLS: dict[str, Callable[[World], Example]] = {name: partial(_example, name) for name in _EXAMPLES}
 
 
 def event_manager(world: World) -> KVCacheEventManager:
