@@ -107,21 +107,17 @@ class BatchStep:
         has_histories = history_lengths is not None
         new_histories = to_counts(history_lengths, "one of history_lengths") if has_histories else vec[i64]()
         self._require_one_each(new_capacities, new_histories, has_histories)
-        position: i64 = 0
-        for item in self._kv_caches:
+        for position, item in enumerate(self._kv_caches):
             state = self._enlist(item, position)
             validate_resize(state, new_capacities[position], new_histories[position] if has_histories else state.history)
             self._set_aside(state, position)
-            position += 1
         question = RoomQuestion(self._shared)
-        position = 0
-        for state in self._others:
+        for position, state in enumerate(self._others):
             history = new_histories[position] if has_histories else state.history
             refusal = question.find(state, new_capacities[position], history)
             if refusal is not None:
                 return refusal
             question.take()
-            position += 1
         return None
 
     def find_finish_order(self, remaining_tokens: object, max_step: object) -> FinishPlan:
@@ -133,8 +129,7 @@ class BatchStep:
         largest_step: i64 = MAX_COUNT
         if max_step is not None:
             largest_step = to_int_within(max_step, "max_step", 1, MAX_COUNT, "; None stands for any number")
-        position: i64 = 0
-        for item in self._kv_caches:
+        for position, item in enumerate(self._kv_caches):
             state = self._enlist(item, position)
             if state.status == CLOSED:
                 raise LogicError(f"{self._call}: sequence {state.id} is closed")
@@ -145,7 +140,6 @@ class BatchStep:
                     f"{state.capacity} tokens; a sequence has at most {state.shared.most_tokens}"
                 )
             self._others.append(state)
-            position += 1
         return FinishQuestion(self._shared, self._others, remaining, largest_step).find()
 
     def commit(self, tokens: object) -> None:

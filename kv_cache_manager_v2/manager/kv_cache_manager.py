@@ -651,10 +651,7 @@ class KVCacheManager(Handle):
         that raises). ``history_lengths`` None keeps them.
         """
         with self._shared.guard:
-            self._require_open()
-            self._batch_number += 1
-            step = BatchStep(self._shared, "resize_batch", self._batch_number, kv_caches)
-            return step.resize(capacities, history_lengths)
+            return self._batch("resize_batch", kv_caches).resize(capacities, history_lengths)
 
     def find_refusal(
         self,
@@ -668,10 +665,7 @@ class KVCacheManager(Handle):
         of now.
         """
         with self._shared.guard:
-            self._require_open()
-            self._batch_number += 1
-            step = BatchStep(self._shared, "find_refusal", self._batch_number, kv_caches)
-            return step.find_refusal(capacities, history_lengths)
+            return self._batch("find_refusal", kv_caches).find_refusal(capacities, history_lengths)
 
     def can_finish(
         self,
@@ -691,10 +685,7 @@ class KVCacheManager(Handle):
         sequence that is listed twice or is another manager's; `LogicError` for a closed one.
         """
         with self._shared.guard:
-            self._require_open()
-            self._batch_number += 1
-            step = BatchStep(self._shared, "can_finish", self._batch_number, sequences, "sequences")
-            return step.find_finish_order(remaining_tokens, max_step)
+            return self._batch("can_finish", sequences, "sequences").find_finish_order(remaining_tokens, max_step)
 
     def commit_batch(self, kv_caches: Sequence[KVCache], tokens: Tokens) -> None:
         """`KVCache.commit` of one token id for each of many sequences, in order: the end of a decode step.
@@ -703,9 +694,12 @@ class KVCacheManager(Handle):
         sequence with beams, `TypeError` for a digest.
         """
         with self._shared.guard:
-            self._require_open()
-            self._batch_number += 1
-            BatchStep(self._shared, "commit_batch", self._batch_number, kv_caches).commit(tokens)
+            self._batch("commit_batch", kv_caches).commit(tokens)
+
+    def _batch(self, call: str, kv_caches: Sequence[KVCache], name: str = "kv_caches") -> BatchStep:
+        self._require_open()
+        self._batch_number += 1
+        return BatchStep(self._shared, call, self._batch_number, kv_caches, name)
 
     # -- hints ---------------------------------------------------------------------------------------------------------
 
