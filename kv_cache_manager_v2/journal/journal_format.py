@@ -73,7 +73,7 @@ forgotten sequence.
 from typing import Final
 
 MAGIC: Final = b"KVCM"
-VERSION: Final = 40
+VERSION: Final = 41
 
 CREATE: Final = 1
 RESUME: Final = 2

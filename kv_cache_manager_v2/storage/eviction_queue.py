@@ -4,17 +4,16 @@ One circular doubly linked list per priority, threaded through the LINKS words o
 page after the sentinel is the next victim of that priority. Push, remove and look at the first cost O(1) and no memory.
 """
 
-from typing import Final, final
+from typing import Final
 
 from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
-from .page_links import link_run, unlink_run
+from .page_links import NO_ENDS, link_run, unlink_run
 from .page_rows import LINKS, LOW_MASK, NOT_QUEUED, PLACE, ROW_WORDS, PageRows, priority_of_place
 from .victim_queue import NO_VICTIM, NUM_PRIORITIES, VictimQueue
 
 
-@final
 @mypyc_attr(native_class=True)
 class EvictionQueue(VictimQueue):
     __slots__ = ("_rows", "_first_sentinel", "_lowest")
@@ -101,7 +100,7 @@ class EvictionQueue(VictimQueue):
         self.num_pages += count
 
     def hold_run(self, pages: vec[i64], count: i64) -> None:
-        unlink_run(self._rows.words, pages, 0, count, NO_VICTIM)
+        unlink_run(self._rows.words, pages, 0, count, NO_ENDS)
         self.num_pages -= count
 
     def evict_run(self, pages: vec[i64], count: i64) -> None:

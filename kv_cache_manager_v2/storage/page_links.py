@@ -1,12 +1,16 @@
 """Runs of pages that come into a circular doubly linked list, or leave it: lists are threaded through the LINKS words of page rows.
 
-A list has a sentinel row (`EvictionQueue`), or is a circle of pages alone (`SegmentPages`).
+A list has a sentinel row (`EvictionQueue`). In it segments of pages may stand one behind the other (`ValueLines`).
 """
+
+from typing import Final
 
 from librt.vecs import vec
 from mypy_extensions import i64
 
 from .page_rows import LINKS, LOW_MASK, NOT_QUEUED, ROW_WORDS
+
+NO_ENDS: Final = -1
 
 
 def link_run(words: vec[i64], before: i64, pages: vec[i64], begin: i64, end: i64) -> None:
@@ -25,12 +29,15 @@ def link_run(words: vec[i64], before: i64, pages: vec[i64], begin: i64, end: i64
     words[following * ROW_WORDS + LINKS] = (words[following * ROW_WORDS + LINKS] & LOW_MASK) | (previous << 32)
 
 
-def unlink_run(words: vec[i64], pages: vec[i64], begin: i64, end: i64, head: i64) -> i64:
-    """``pages[begin:end]`` leave their list; ``head``, or the first page behind it that stays.
+def unlink_run(words: vec[i64], pages: vec[i64], begin: i64, end: i64, ends: i64) -> i64:
+    """``pages[begin:end]`` leave their list. ``ends``: a part of it, its first page (bits 0-31) and its last one (32-62), or NO_ENDS; they
+    are returned as they are now: what has left stands for the row behind it, or in front of it, that stays.
 
     Victims stand one behind the other. A path that was evicted leaf by leaf, and is used again from its start on, stands in the opposite
     order. Either way what is left is joined once.
     """
+    head = ends & LOW_MASK
+    tail = ends >> 32
     position = begin
     while position < end:
         following = pages[position]
@@ -47,12 +54,15 @@ def unlink_run(words: vec[i64], pages: vec[i64], begin: i64, end: i64, head: i64
             assert links != NOT_QUEUED, "a page left an eviction queue that it was not in"
             if page == head:
                 head = following
+            if page == tail:
+                tail = previous
             words[page * ROW_WORDS + LINKS] = NOT_QUEUED
             position += 1
-        links = words[previous * ROW_WORDS + LINKS]
-        if links != NOT_QUEUED:
-            # Not the last pages of a circle.
-            words[previous * ROW_WORDS + LINKS] = (links >> 32 << 32) | following
-            links = words[following * ROW_WORDS + LINKS]
-            words[following * ROW_WORDS + LINKS] = (links & LOW_MASK) | (previous << 32)
-    return head
+        join_rows(words, previous, following)
+    return head | (tail << 32)
+
+
+def join_rows(words: vec[i64], before: i64, behind: i64) -> None:
+    """Two rows of a list stand one behind the other from now on."""
+    words[before * ROW_WORDS + LINKS] = (words[before * ROW_WORDS + LINKS] >> 32 << 32) | behind
+    words[behind * ROW_WORDS + LINKS] = (words[behind * ROW_WORDS + LINKS] & LOW_MASK) | (before << 32)

@@ -41,6 +41,6 @@ def make_compared_queue(
     if isinstance(policy, EvictionPolicy):
         return make_queue(policy, rows, first_sentinel, keys, num_slots, records)
     queue = policy.make_queue(rows, keys)
-    records.add_level(False)
+    records.add_level(None)
     queue.set_capacity(num_slots)
     return queue

@@ -5,6 +5,7 @@ a feature, plus one that all buckets share. A segment that returns in a bucket i
 negative one; the step is Adagrad's, and the shared weights take half of it. An example counts as the square root of its blocks.
 
 The value of a segment is Gittins' index: the most hits to be expected for each slot and time, over all ages to evict it at.
+It is rounded to eight steps an octave: segments of one step stand in one line (`ValueLines`).
 
 A hint that the caller gives has weights of its own, and no say at first: beside the features it predicts as they do, and what its
 predictions win, in squared error, is summed up, while what it won long ago fades. Only while that is more than chance explains the
@@ -88,9 +89,9 @@ _MOST_RETURNS: Final = 0.95
 _LEAST_LEARNED: Final = 4.0
 """Of the squared gradients of the bias: 16 pages or more, as one whose chance was a half adds a quarter, and one that was foreseen less."""
 _SCALE: Final = 1.0 / 65536.0
-_VALUE_SCALE: Final = 17592186044416.0
-"""A value is an integer with 44 bits behind the point."""
-_MOST_VALUE: Final = (1 << 46) - 1
+_VALUE_SCALE: Final = 16777216.0
+_STEPS_PER_OCTAVE: Final = 8
+_LAST_LINE: Final = 255
 _NUM_WAITING: Final = NUM_BUCKETS - 1
 """Buckets in which pages wait: 14 times the capacity."""
 
@@ -271,12 +272,12 @@ class HazardModel:
         self._places_of = -1
         return logit
 
-    def value(self, traits: i64, bucket: i64) -> i64:
-        """Of a segment at the beginning of the bucket, below 2**46; 0 behind the last one."""
+    def line(self, traits: i64, bucket: i64) -> i64:
+        """That of the value of a segment at the beginning of the bucket, from 1 on; 1 behind the last one."""
         if bucket >= NUM_BUCKETS:
-            return 0
+            return 1
         if waits(traits) and bucket < _NUM_WAITING:
-            return _MOST_VALUE
+            return _LAST_LINE
         self._find_places(traits)
         shared = self._sum_column(_SHARED, self._num_places)
         weights = self._weights
@@ -314,4 +315,9 @@ class HazardModel:
             if ratio > best:
                 best = ratio
             bucket += 1
-        return int(best * _VALUE_SCALE)
+        rounded: i64 = int(best * _VALUE_SCALE)
+        line: i64 = 1
+        while rounded >= 2 * _STEPS_PER_OCTAVE:
+            rounded >>= 1
+            line += _STEPS_PER_OCTAVE
+        return line + rounded

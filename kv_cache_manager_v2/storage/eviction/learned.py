@@ -8,7 +8,7 @@ What is gone is remembered as the ghosts of its segment (`SegmentRecords`), for 
 they are asked for from the first new block of the path on, until several in a row are unknown: what lies below content that was
 never there was never there either.
 
-A page's place in its segment costs nothing beside its row: rows are linked in a circle.
+A page's place costs nothing beside its row: all are in one queue, in the order of the values of their segments (`ValueLines`).
 """
 
 from typing import Final, final
@@ -16,9 +16,8 @@ from typing import Final, final
 from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
-from ..eviction_queue import EvictionQueue
 from ..page_rows import LINKS, LOW_MASK, ROW_WORDS, PageRows
-from ..victim_queue import NO_VICTIM, NUM_PRIORITIES, ContentKeys, VictimQueue
+from ..victim_queue import NO_VICTIM, ContentKeys, VictimQueue
 from .block_mates import BlockMates
 from .page_notes import (
     FIRST_BIT,
@@ -37,8 +36,6 @@ from .page_notes import (
 from .returned_pages import ReturnedPages
 from .run_splitter import RunSplitter
 from .segment_records import SegmentRecords
-from .segment_heap import NOTHING, SegmentHeap
-from .segment_pages import SegmentPages
 from .segment_table import (
     COUNTS,
     KEY,
@@ -55,6 +52,7 @@ from .segment_table import (
     count_all,
 )
 from .segment_traits import MOST_USES, PATH_SHIFT, WAITING, waits
+from .value_lines import ValueLines
 
 _USES_BITS: Final = 6
 """In a description: below the traits of the page's segment."""
@@ -64,18 +62,14 @@ _USES_BITS: Final = 6
 @mypyc_attr(native_class=True)
 class LearnedQueue(VictimQueue):
     __slots__ = (
-        "records", "first_pages", "_rows", "_keys", "_notes", "_table", "_heap", "_circles", "_number", "_one",
-        "_splitter", "_returned",
+        "records", "_rows", "_keys", "_notes", "_table", "_lines", "_number", "_one", "_splitter", "_returned",
     )  # fmt: skip
 
     records: Final[SegmentRecords]
-    first_pages: Final[EvictionQueue]
-    """Pages that go before all others of their priority."""
     _rows: Final[PageRows]
     _notes: Final[PageNotes]
     _table: Final[SegmentTable]
-    _heap: Final[SegmentHeap]
-    _circles: Final[SegmentPages]
+    _lines: Final[ValueLines]
     _number: Final[i64]
     """Of this queue in the records."""
     _one: Final[vec[i64]]
@@ -86,17 +80,15 @@ class LearnedQueue(VictimQueue):
         """``first_sentinel``: of a row per priority."""
         self.num_pages = 0
         self.records = records
-        self.first_pages = EvictionQueue(rows, first_sentinel)
         self._rows = rows
         self._keys: Final = keys
         self._notes = records.notes
         self._notes.join(rows)
         self._table = records.table
-        self._number = records.add_level(True)
-        self._heap = records.heaps[self._number]
-        self._circles = SegmentPages(rows, records.table, self._heap)
+        self._lines = ValueLines(rows, first_sentinel, records.table, records.notes)
+        self._number = records.add_level(self._lines)
         self._one = vec[i64]([0])
-        self._splitter = RunSplitter(rows, records, self._circles, self._number)
+        self._splitter = RunSplitter(rows, records, self._lines, self._number)
         self._returned = ReturnedPages(records)
 
     # -- coming -------------------------------------------------------------------------------------------------------
@@ -132,7 +124,7 @@ class LearnedQueue(VictimQueue):
             if note & STATUS_MASK == MOVING:
                 self._arrive(page, note)
             elif self.stands_first(page):
-                self.first_pages.push_first(page)
+                self._lines.push_first(page)
                 self.num_pages += 1
             else:
                 pages[num_used] = page
@@ -185,7 +177,7 @@ class LearnedQueue(VictimQueue):
                 uses = 1
             entry: int = in_use(uses, 0, False) | FIRST_BIT
             notes[page] = entry
-        self.first_pages.push_run_first(pages, count)
+        self._lines.push_run_first(pages, count)
         self.num_pages += count
 
     # -- going --------------------------------------------------------------------------------------------------------
@@ -198,7 +190,7 @@ class LearnedQueue(VictimQueue):
             self._leave_together(segment_of_note(note), self._one, 0, 1)
             return segment_of_note(note)
         assert note & (FIRST_BIT | STATUS_MASK) == FIRST_BIT | IN_USE, "a page left an eviction queue that it was not in"
-        self.first_pages.remove(page)
+        self._lines.remove(page)
         self.num_pages -= 1
         return NO_SEGMENT
 
@@ -206,7 +198,7 @@ class LearnedQueue(VictimQueue):
         """``pages[begin:end]`` out of their segment, which stays."""
         if begin < end:
             self._count(begin - end)
-            self._circles.remove_run(segment, pages, begin, end)
+            self._lines.remove_run(segment, pages, begin, end)
 
     def _count(self, change: i64) -> None:
         """So many pages more in segments."""
@@ -358,7 +350,7 @@ class LearnedQueue(VictimQueue):
     def _put_in(self, segment: i64, page: i64, uses: i64) -> None:
         """Into a segment of this queue, as its last page."""
         self._one[0] = page
-        self._circles.add(segment, self._one, 0, 1)
+        self._lines.add(segment, self._one, 0, 1)
         self._notes.set(page, in_segment(segment, uses))
         self._count(1)
 
@@ -375,7 +367,7 @@ class LearnedQueue(VictimQueue):
     def requeue(self, page: i64) -> None:
         """As old as it was, and with the same value."""
         if self.stands_first(page):
-            self.first_pages.requeue(page)
+            self._lines.requeue(page)
             return
         segment = self._leave(page)
         self._join_like(segment, page, uses_of_note(self._notes.get(page)))
@@ -395,7 +387,7 @@ class LearnedQueue(VictimQueue):
             return
         segment = self._leave(page)
         if segment == NO_SEGMENT and is_below_first:
-            self.first_pages.push(page)
+            self._lines.push(page)
             self.num_pages += 1
         else:
             self._join_like(segment if is_below_first else segment_of_note(below_note), page, uses_of_note(note))
@@ -447,32 +439,27 @@ class LearnedQueue(VictimQueue):
         return True
 
     def _first(self, is_dropped: bool) -> i64:
-        segment = self._heap.first()
-        page = self.first_pages.first()
-        if segment == NOTHING:
+        page = self._lines.first()
+        if page == NO_VICTIM or not is_dropped or self.stands_first(page):
             return page
-        words = self._table.words
-        at = segment * SEGMENT_WORDS
-        if page != NO_VICTIM and self._rows.priority(page) <= words[at + KEY] >> PRIORITY_SHIFT:
-            return page
-        oldest = self.records.find_oldest(self._number, segment) if is_dropped else NO_SEGMENT
-        if oldest != NO_SEGMENT and words[oldest * SEGMENT_WORDS + KEY] >> PRIORITY_SHIFT == words[at + KEY] >> PRIORITY_SHIFT:
-            at = oldest * SEGMENT_WORDS
-        return words[at + SEGMENT_PLACE] & LOW
+        oldest = self.records.find_oldest(self._number, segment_of_note(self._notes.get(page)))
+        at = oldest * SEGMENT_WORDS
+        if oldest != NO_SEGMENT and self._table.words[at + KEY] >> PRIORITY_SHIFT == self._rows.priority(page):
+            return self._table.words[at + SEGMENT_PLACE] & LOW
+        return page
 
     def list_following(self, page: i64, pages: vec[i64], begin: i64, end: i64) -> i64:
         note = self._notes.get(page)
         if note & STATUS_MASK != IN_SEGMENT:
-            return self.first_pages.list_following(page, pages, begin, end)
+            count = self._lines.list_following(page, pages, begin, end)
+            while count > 0 and not self.stands_first(pages[begin + count - 1]):
+                count -= 1
+            return count
         words = self._rows.words
-        segment = segment_of_note(note)
-        at = segment * SEGMENT_WORDS
-        first = self._table.words[at + SEGMENT_PLACE] & LOW
+        last = self._table.words[segment_of_note(note) * SEGMENT_WORDS + SEGMENT_PLACE] >> 32
         position = begin
-        while position < end:
+        while position < end and page != last:
             page = words[page * ROW_WORDS + LINKS] & LOW_MASK
-            if page == first:
-                break
             pages[position] = page
             position += 1
         return position - begin
@@ -488,27 +475,22 @@ class LearnedQueue(VictimQueue):
 
     def collect(self) -> list[int]:
         """By priority; those that go first before the others, then by value."""
-        by_priority: list[list[int]] = [[] for _ in range(NUM_PRIORITIES)]
-        for page in self.first_pages.collect():
-            by_priority[self._rows.priority(page)].append(page)
-        words = self._table.words
-        for segment in self._heap.collect():
-            by_priority[words[i64(segment) * SEGMENT_WORDS + KEY] >> PRIORITY_SHIFT].extend(self._circles.collect(segment))
-        return [page for line in by_priority for page in line]
+        return self._lines.collect()
 
     def describe_all(self) -> list[tuple[int, int, int]]:
         words = self._table.words
-        found = [(0, page, 0) for page in self.first_pages.collect()]
-        for segment in self._heap.collect():
-            at = i64(segment) * SEGMENT_WORDS
-            used_at = int(words[at + STAMP] >> STAMP_SHIFT)
-            traits = words[at + STATE] & TRAITS_MASK
-            for page in self._circles.collect(segment):
-                found.append((used_at, page, int(traits << _USES_BITS | uses_of_note(self._notes.get(page)))))
+        pages = self._lines.collect()
+        found = [(0, page, 0) for page in pages if self.stands_first(page)]
+        for page in pages:
+            note = self._notes.get(page)
+            if note & STATUS_MASK == IN_SEGMENT:
+                at = segment_of_note(note) * SEGMENT_WORDS
+                traits = words[at + STATE] & TRAITS_MASK
+                found.append((int(words[at + STAMP] >> STAMP_SHIFT), page, int(traits << _USES_BITS | uses_of_note(note))))
         return found
 
     def check(self) -> None:
-        assert self.num_pages >= self.first_pages.num_pages, f"{self.first_pages.num_pages} pages go first, {self.num_pages} are queued"
+        assert self.num_pages == self._lines.num_pages, f"{self._lines.num_pages} pages in lines, {self.num_pages} counted"
         self.records.check_count()
 
 

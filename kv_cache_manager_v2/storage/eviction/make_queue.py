@@ -33,6 +33,6 @@ def make_queue(
         assert policy is EvictionPolicy.LEARNED, f"no queue for {policy}"
         queue = LearnedQueue(rows, first_sentinel, keys, SegmentRecords(Learning(), 1) if records is None else records)
     if records is not None and policy is not EvictionPolicy.LEARNED:
-        records.add_level(False)
+        records.add_level(None)
     queue.set_capacity(num_slots)
     return queue

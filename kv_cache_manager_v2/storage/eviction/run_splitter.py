@@ -14,9 +14,9 @@ from ..page_rows import PLACE, ROW_WORDS, PageRows, priority_of_place
 from ..victim_queue import NUM_PRIORITIES
 from .page_notes import AGE_MASK, AGE_SHIFT, BRANCH_BIT, UNKNOWN, PageNotes, in_segment, uses_of_note
 from .request_facts import NO_REQUEST, RequestFacts
-from .segment_pages import SegmentPages
 from .segment_records import SegmentRecords
 from .segment_table import MOST_PARTS, NO_SEGMENT, SEGMENT_WORDS, STAMP, STAMP_SHIFT, SegmentTable
+from .value_lines import ValueLines
 from .segment_traits import (
     AGE_SHIFT as AGE_TRAIT,
     BRANCHED_PATH,
@@ -48,7 +48,7 @@ class RunSplitter:
     """Of one queue. ``capacity``: slots of the queue's level."""
 
     __slots__ = (
-        "capacity", "_rows", "_records", "_notes", "_table", "_circles", "_request", "_number", "_serial", "_num_blocks", "_length",
+        "capacity", "_rows", "_records", "_notes", "_table", "_lines", "_request", "_number", "_serial", "_num_blocks", "_length",
         "_num_new", "_path", "_last_block", "_block_before", "_num_parts", "_current", "_current_class", "_latest",
     )  # fmt: skip
 
@@ -57,7 +57,7 @@ class RunSplitter:
     _records: Final[SegmentRecords]
     _notes: Final[PageNotes]
     _table: Final[SegmentTable]
-    _circles: Final[SegmentPages]
+    _lines: Final[ValueLines]
     _request: Final[RequestFacts]
     _number: Final[i64]
     """Of the queue in the records."""
@@ -80,13 +80,13 @@ class RunSplitter:
     _latest: Final[vec[i64]]
     """By priority: the segment that got pages last."""
 
-    def __init__(self, rows: PageRows, records: SegmentRecords, circles: SegmentPages, number: i64) -> None:
+    def __init__(self, rows: PageRows, records: SegmentRecords, lines: ValueLines, number: i64) -> None:
         self.capacity = 0
         self._rows = rows
         self._records = records
         self._notes = records.notes
         self._table = records.table
-        self._circles = circles
+        self._lines = lines
         self._request = records.request
         self._number = number
         self._serial = NO_REQUEST
@@ -145,7 +145,7 @@ class RunSplitter:
             page_priority = priority_of_place(words[page * ROW_WORDS + PLACE])
             if page_class != segment_class or page_priority != priority:
                 if begin < position:
-                    self._circles.add(segment, pages, begin, position)
+                    self._lines.add(segment, pages, begin, position)
                 begin = position
                 segment_class = page_class
                 priority = page_priority
@@ -155,7 +155,7 @@ class RunSplitter:
                 uses = 1
             notes[page] = i32(in_segment(segment, uses))
         if begin < count:
-            self._circles.add(segment, pages, begin, count)
+            self._lines.add(segment, pages, begin, count)
 
     def _class_of(self, page: i64, note: i64) -> i64:
         """Traits of its own, of the next page of the run."""

@@ -22,18 +22,17 @@ from .hazard_model import EDGE_UNIT, EDGES, NUM_BUCKETS, HazardModel
 from .page_notes import MOST_SEGMENTS, PageNotes
 from .recency_shadow import RecencyShadow
 from .request_facts import RequestFacts
-from .segment_heap import NOTHING, SegmentHeap
 from .segment_table import (
     BOTTOM,
     BUCKET_SHIFT,
     COUNTS,
     HIGH_SHIFT,
     KEY,
+    LAST_LINE,
     LOW,
     NO_SEGMENT,
     ONE_BUCKET,
     ONE_GHOST,
-    PLACE,
     PRIORITY_SHIFT,
     QUEUE_SHIFT,
     SEGMENT_WORDS,
@@ -47,6 +46,7 @@ from .segment_table import (
     count_all,
     queue_of_state,
 )
+from .value_lines import ValueLines
 
 GHOSTS_PER_SLOT: Final = 8
 SPARE_SEGMENTS: Final = 1024
@@ -83,8 +83,8 @@ class SegmentRecords:
     """``clock``: pages of requests so far. Queues are numbered in the order of their levels."""
 
     __slots__ = (
-        "model", "request", "notes", "table", "ghosts", "heaps", "clock", "pages_per_block", "block_mates", "all_learn", "shadow",
-        "num_pages", "_learns", "_capacities", "_edges", "_most_segments", "_most_ghosts", "_part_length", "_part", "_num_in_part",
+        "model", "request", "notes", "table", "ghosts", "lines", "clock", "pages_per_block", "block_mates", "all_learn", "shadow",
+        "num_pages", "_capacities", "_edges", "_most_segments", "_most_ghosts", "_part_length", "_part", "_num_in_part",
     )  # fmt: skip
 
     model: Final[HazardModel]
@@ -92,7 +92,8 @@ class SegmentRecords:
     notes: Final[PageNotes]
     table: Final[SegmentTable]
     ghosts: Final[GhostRuns]
-    heaps: Final[list[SegmentHeap]]
+    lines: Final[list[ValueLines | None]]
+    """By level: of its queue; None where that is no learned one."""
     clock: i64
     pages_per_block: Final[i64]
     """At most."""
@@ -103,8 +104,6 @@ class SegmentRecords:
     shadow: Final[RecencyShadow]
     num_pages: i64
     """In segments of all queues."""
-    _learns: Final[list[bool]]
-    """By level: whether its queue is a learned one."""
     _capacities: Final[list[int]]
     _edges: Final[vec[i64]]
     """Ages in pages."""
@@ -122,12 +121,11 @@ class SegmentRecords:
         self.notes = learning.notes
         self.table = SegmentTable()
         self.ghosts = GhostRuns(self.table)
-        self.heaps = []
+        self.lines = []
         self.clock = 0
         self.pages_per_block = pages_per_block
         self.block_mates = block_mates
         self.all_learn = True
-        self._learns = []
         self._capacities = []
         self._edges = vec[i64]([0] * (NUM_BUCKETS + 1))
         self._most_segments = SPARE_SEGMENTS
@@ -140,18 +138,17 @@ class SegmentRecords:
 
     # -- levels -------------------------------------------------------------------------------------------------------
 
-    def add_level(self, learns: bool) -> i64:
-        """Of the next level; the number of its queue."""
-        self._learns.append(learns)
-        self.all_learn = self.all_learn and learns
-        self.heaps.append(SegmentHeap(self.table))
+    def add_level(self, lines: ValueLines | None) -> i64:
+        """Of the next level, as in `lines`; the number of its queue."""
+        self.lines.append(lines)
+        self.all_learn = self.all_learn and lines is not None
         self.table.add_queue()
         self._capacities.append(0)
-        return len(self._learns) - 1
+        return len(self.lines) - 1
 
     def learns_below(self, queue: i64) -> bool:
         """Whether a page that is offloaded from there comes into a learned queue."""
-        return queue + 1 < len(self._learns) and self._learns[queue + 1]
+        return queue + 1 < len(self.lines) and self.lines[queue + 1] is not None
 
     def set_capacity(self, queue: i64, num_slots: i64) -> None:
         """Moves the edges; what is known of segments stays."""
@@ -180,8 +177,6 @@ class SegmentRecords:
         num_segments = _count_segments(num_slots)
         self.ghosts.reserve(num_segments)
         self.table.reserve(num_segments)
-        for heap in self.heaps:
-            heap.reserve(num_segments)
 
     def _restart_parts(self) -> None:
         """Parts have another length: count what is known once more."""
@@ -245,7 +240,7 @@ class SegmentRecords:
     def add_segment_anyway(self, queue: i64, traits: i64, priority: i64, part: i64) -> i64:
         table = self.table
         segment = table.add(table.newest, traits | (queue << QUEUE_SHIFT), (self.clock << STAMP_SHIFT) | part)
-        table.words[segment * SEGMENT_WORDS + KEY] = (priority << PRIORITY_SHIFT) | self.model.value(traits, 0)
+        table.words[segment * SEGMENT_WORDS + KEY] = (priority << PRIORITY_SHIFT) | self.model.line(traits, 0)
         return segment
 
     def find_copy(self, segment: i64, queue: i64, priority: i64) -> i64:
@@ -269,12 +264,12 @@ class SegmentRecords:
             num_left -= 1
         bucket = bucket_of_state(state)
         copy = table.add(segment, traits | (bucket << BUCKET_SHIFT) | (queue << QUEUE_SHIFT), stamp)
-        table.words[copy * SEGMENT_WORDS + KEY] = (priority << PRIORITY_SHIFT) | self.model.value(traits, bucket)
+        table.words[copy * SEGMENT_WORDS + KEY] = (priority << PRIORITY_SHIFT) | self.model.line(traits, bucket)
         return copy
 
     def put_after(self, segment: i64, other: i64, priority: i64) -> bool:
-        """Let a segment go right after another one, of its level or another, until its value is computed anew. False, and nothing has
-        changed, where it does so or is chosen by its age."""
+        """Let a segment go after another one, of its level or another, until its value is computed anew: to the end of its line, or of
+        the next one if it stands there. False, and nothing has changed, where it does so, goes by its age, or there is no next line."""
         words = self.table.words
         at = segment * SEGMENT_WORDS
         key = words[other * SEGMENT_WORDS + KEY]
@@ -283,9 +278,18 @@ class SegmentRecords:
             or words[at + KEY] > key or not self.values_decide(words[at + STAMP])
         ):  # fmt: skip
             return False
-        words[at + KEY] = key + 1
-        self.heaps[queue_of_state(words[at + STATE])].renew(segment)
+        if words[at + KEY] == key:
+            key += 1
+        if key & LAST_LINE == 0:
+            return False
+        self._move(segment, key, False)
         return True
+
+    def _move(self, segment: i64, key: i64, may_be_first: bool) -> None:
+        """A segment with pages gets that KEY."""
+        lines = self.lines[queue_of_state(self.table.words[segment * SEGMENT_WORDS + STATE])]
+        assert lines is not None, "a segment has pages in a queue that learns nothing"
+        lines.move(segment, key, may_be_first)
 
     def bucket_of(self, stamp: i64) -> i64:
         """Of a segment with that STAMP; NUM_BUCKETS behind the last one."""
@@ -323,9 +327,8 @@ class SegmentRecords:
         words = self.table.words
         at = segment * SEGMENT_WORDS
         state = words[at + STATE]
-        value = self.model.value(state & TRAITS_MASK, bucket_of_state(state))
-        words[at + KEY] = (words[at + KEY] >> PRIORITY_SHIFT << PRIORITY_SHIFT) | value
-        self.heaps[queue_of_state(state)].renew(segment)
+        line = self.model.line(state & TRAITS_MASK, bucket_of_state(state))
+        self._move(segment, (words[at + KEY] >> PRIORITY_SHIFT << PRIORITY_SHIFT) | line, True)
 
     def go_on(self) -> None:
         """After a new segment: others have grown older, and some get a new value."""
@@ -429,12 +432,8 @@ class SegmentRecords:
         table = self.table
         assert 0 <= table.num_ghosts, f"{table.num_ghosts} ghosts"
         assert 0 <= self.ghosts.num_runs <= table.num_segments, f"{self.ghosts.num_runs} runs of {table.num_segments} segments"
-        num_queued: i64 = 0
-        for heap in self.heaps:
-            num_queued += heap.num_segments
         assert self.num_pages >= 0, f"{self.num_pages} pages in segments"
         self.shadow.check(self._part)
-        assert num_queued <= table.num_segments, f"{num_queued} segments in queues, {table.num_segments} in all"
 
     def check(self) -> None:
         """Evaluate the laws from scratch."""
@@ -452,14 +451,10 @@ class SegmentRecords:
             assert (counts >> HIGH_SHIFT > 0) == (words[at + TOP] != 0), f"segment {segment} has no key of its ghosts"
             if words[at + TOP] != 0:
                 assert self.ghosts.find(words[at + TOP]) == segment, f"the ghosts of segment {segment} are not found"
-            place = (words[at + PLACE] >> HIGH_SHIFT) - 1
-            assert (place != NOTHING) == (counts & LOW > 0), f"segment {segment} of {counts & LOW} pages at place {place}"
-            if place != NOTHING:
-                num_queued += 1
-                assert self.heaps[queue_of_state(words[at + STATE])].segment_at(place) == segment, "a place in a heap is wrong"
+            num_queued += int(counts & LOW > 0)
         assert num_ghosts == self.table.num_ghosts, f"{num_ghosts} ghosts, counted {self.table.num_ghosts}"
-        in_heaps = sum([int(heap.num_segments) for heap in self.heaps])
-        assert num_queued == in_heaps, f"{num_queued} segments with pages, {in_heaps} in heaps"
+        in_lines = sum([lines.check_lines() for lines in self.lines if lines is not None])
+        assert num_queued == in_lines, f"{num_queued} segments with pages, {in_lines} in lines"
 
 
 def _count_segments(num_slots: i64) -> i64:

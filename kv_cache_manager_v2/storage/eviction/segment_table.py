@@ -2,12 +2,12 @@
 
 Eight words each, in the order of their age:
 
-    KEY     priority (bits 48-54) | value by the model (0-47): what the heap of its queue sorts by
+    KEY     priority (bits 8-14) | line of its value by the model (0-7): where it stands in its queue (`ValueLines`)
     STATE   traits (0-32) | buckets passed (33-36) | queue (37-41); FREE where no segment uses the words
     STAMP   the clock when it was pushed (bits 12-62) | its number among the segments that one run of pages became (0-11)
     COUNTS  pages in its queue (0-31) | pages that are gone and remembered, its ghosts (32-62)
     ORDER   the next older segment (0-30) | the next newer one (31-61)
-    PLACE   its first page, the next to go (0-31) | its place in the heap plus 1 (32-62), 0 for none
+    PLACE   its first page, the next to go (0-31) | its last page (32-62)
     TOP     content key of the ghost nearest to the root, 0 for none
     BOTTOM  content key of the ghost farthest from it
 
@@ -35,7 +35,8 @@ BOTTOM: Final = 7
 SEGMENT_WORDS: Final = 8
 NO_SEGMENT: Final = 0
 FREE: Final = -1
-PRIORITY_SHIFT: Final = 48
+PRIORITY_SHIFT: Final = 8
+LAST_LINE: Final = 255
 _TRAIT_BITS: Final = 33
 """`TRAIT_BITS`: compiled, a constant made from another module's is a boxed one, which is taken apart at each use."""
 TRAITS_MASK: Final = (1 << _TRAIT_BITS) - 1
@@ -160,7 +161,7 @@ class SegmentTable:
         return segment
 
     def free(self, segment: i64) -> None:
-        """It has no pages and no ghosts, and is in no heap."""
+        """It has no pages and no ghosts."""
         words = self.words
         at = segment * SEGMENT_WORDS
         assert words[at + COUNTS] == 0, "a segment was freed that has pages"

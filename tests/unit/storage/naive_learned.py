@@ -30,7 +30,10 @@ class NaiveSegment:
         self.passed = 0
         self.crossed: set[int] = set()
         """Edges that it was looked at for."""
-        self.value = 0
+        self.line = 0
+        """That of its value."""
+        self.entered = 0
+        """When it came to the end of that line."""
 
     def count(self) -> int:
         return len(self.pages) + self.num_ghosts
@@ -43,6 +46,7 @@ class NaiveLearned(NaiveQueue):
         self.model = HazardModel()
         self.clock = 0
         self.segments: list[NaiveSegment] = []
+        self.num_entered = 0
         """By age."""
         self.first_pages: list[int] = []
         self.uses: dict[int, int] = {}
@@ -109,8 +113,19 @@ class NaiveLearned(NaiveQueue):
             segment = self.following(segment)
         return segment
 
+    def enter_line(self, segment: NaiveSegment, line: int, may_be_first: bool = True) -> None:
+        """At its end, or in front of all if it may and is older than the first; nothing where it stands in that line."""
+        if segment.line == line:
+            return
+        others = [one for one in self.segments if one.pages and (one.priority, one.line) == (segment.priority, line)]
+        first = min(others, key=lambda one: one.entered, default=segment)
+        self.num_entered += 1
+        segment.line, segment.entered = line, first.entered - 1 if may_be_first and segment.stamp < first.stamp else self.num_entered
+
     def get_page(self, segment: NaiveSegment) -> None:
         """It is about to get its first page."""
+        self.num_entered += 1
+        segment.entered = self.num_entered
         if self.oldest is None or segment.stamp <= self.oldest.stamp:
             self.oldest = segment
 
@@ -159,7 +174,7 @@ class NaiveLearned(NaiveQueue):
             segment.passed += 1
 
     def renew(self, segment: NaiveSegment) -> None:
-        segment.value = self.model.value(segment.traits, segment.passed)
+        self.enter_line(segment, self.model.line(segment.traits, segment.passed))
 
     def go_on(self) -> None:
         num_left = 64
@@ -408,10 +423,12 @@ class NaiveLearned(NaiveQueue):
     def put_after(self, segment: NaiveSegment, other: NaiveSegment, priority: int) -> bool:
         """The whole segment goes after the other one, until its value is computed."""
         may_be_asked = not self.shadow.rules or self.is_surplus(segment)
-        if segment is other or not may_be_asked or not segment.priority == other.priority == priority or segment.value > other.value:
+        if segment is other or not may_be_asked or not segment.priority == other.priority == priority or segment.line > other.line:
             return False
-        segment.value = other.value + 1
-        return True
+        line = other.line + int(segment.line == other.line)
+        if line < 256:
+            self.enter_line(segment, line, False)
+        return line < 256
 
     def defer(self, page: int, priority: int, below: int) -> None:
         here, there = self.segment_of(page), self.segment_of(below)
@@ -429,7 +446,7 @@ class NaiveLearned(NaiveQueue):
 
     def first(self) -> int:
         queued = [segment for segment in self.segments if segment.pages]
-        least = min(queued, key=lambda segment: (segment.priority, segment.value, segment.stamp), default=None)
+        least = min(queued, key=lambda segment: (segment.priority, segment.line, segment.entered), default=None)
         page = min(self.first_pages, key=lambda page: self.priority[page], default=None)
         if page is not None and (least is None or self.priority[page] <= least.priority):
             return page
@@ -461,7 +478,7 @@ class NaiveLearned(NaiveQueue):
         for _ in range(32):
             if segment is None or not self.is_surplus(segment):
                 segment = oldest
-            if segment.pages and (segment.priority, segment.value) < (best.priority, best.value):
+            if segment.pages and (segment.priority, segment.line) < (best.priority, best.line):
                 best = segment
             segment = self.following(segment)
         self.looked = segment

@@ -47,10 +47,11 @@ class Formulas:
         places = self.features(traits) + [place for place in self.hints(traits) if self.believed(place)]
         return self.sigmoid(self.sum(places, bucket) + self.sum(places, SHARED))
 
-    def value(self, traits: int, bucket: int) -> int:
-        """The best ratio of the hits to the slot-time that are to be expected until the end of some bucket."""
+    def line(self, traits: int, bucket: int) -> int:
+        """Of the best ratio of the hits to the slot-time that are to be expected until the end of some bucket: from 2**-21 on each octave
+        has eight, which begin at 8/8, 9/8, ... 15/8 of it; below that each has a width of 2**-24."""
         if waits(traits) and bucket < NUM_BUCKETS - 1:
-            return (1 << 46) - 1
+            return 255
         features = self.features(traits)
         hints = [place for place in self.hints(traits) if self.believed(place)]
         shared = self.sum(features + hints, SHARED)
@@ -61,7 +62,8 @@ class Formulas:
             time += (alive - returning / 2) * (EDGES[column + 1] - EDGES[column])
             alive -= returning
             best = max(best, hits / time)
-        return int(best * 2**44)
+        octave = max(int(best * 2**24).bit_length() - 4, 0)
+        return 1 + 8 * octave + int(best * 2**24 / 2**octave)
 
     def likely_bucket(self, traits: int, bucket: int) -> int:
         if self.squares.get(((-1, 0), SHARED), 0.125) < 4:
@@ -116,9 +118,9 @@ def test_the_model_is_its_formulas(seed: int) -> None:
         bucket, num_blocks = choices.randrange(NUM_BUCKETS), choices.choice([1, 3, 100])
         if turn % 10 == 0:
             # In any order: none may rely on what another one has looked up.
-            for call in choices.sample(("chance", "value", "likely_bucket"), 3):
+            for call in choices.sample(("chance", "line", "likely_bucket"), 3):
                 assert getattr(model, call)(traits, bucket) == getattr(formulas, call)(traits, bucket), call
-            assert model.value(traits, NUM_BUCKETS) == 0
+            assert model.line(traits, NUM_BUCKETS) == 1
         model.learn(traits, bucket, returned, num_blocks)
         formulas.learn(traits, bucket, returned, num_blocks)
     assert all(formulas.believed((100 + number, 1)) for number in range(2))

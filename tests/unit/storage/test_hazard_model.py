@@ -50,13 +50,14 @@ def test_levels_of_uses_and_counts() -> None:
     assert [level_of_count(count) for count in (0, 1, 2, 3, 4, 7, 8, 1 << 14, 1 << 40)] == [0, 1, 2, 2, 3, 3, 4, 15, 15]
 
 
-def test_values_fit_their_bits() -> None:
-    """Everything returns at once: two hits for each eighth of the capacity, as they come half way through it."""
+def test_lines_fit_their_bits() -> None:
+    """Everything returns at once: two hits for each eighth of the capacity, as they come half way through it; 2 is 2**25 steps of
+    the first lines, which begin the 23rd octave."""
     model = HazardModel()
     for _ in range(3000):
         for bucket in range(NUM_BUCKETS):
             model.learn(USED, bucket, 1.0, 10_000)
-    assert 1 << 44 < model.value(USED, 0) <= 1 << 45
+    assert 1 + 21 * 8 + 8 < model.line(USED, 0) <= 1 + 22 * 8 + 8
 
 
 def test_a_model_goes_on_from_bytes() -> None:
@@ -67,7 +68,7 @@ def test_a_model_goes_on_from_bytes() -> None:
     assert other.load(taught.to_bytes()) and other.to_bytes() == taught.to_bytes()
     for model in (taught, other):
         model.learn(USED, 2, 1.0, 7)
-    assert other.to_bytes() == taught.to_bytes() and other.value(USED, 0) == taught.value(USED, 0)
+    assert other.to_bytes() == taught.to_bytes() and other.line(USED, 0) == taught.line(USED, 0)
 
 
 def test_bytes_that_are_no_model_leave_one_that_knows_nothing() -> None:

@@ -47,7 +47,8 @@ class Levels:
         self.records = SegmentRecords(Learning(), 2)
         self.records.notes.join(self.rows)
         for number in range(2):
-            self.records.add_level(True)
+            self.records.add_level(None)
+            self.records.all_learn = True
             self.records.set_capacity(number, CAPACITY // 2)
         self.records.note_pushed(choices.randrange(2 * CAPACITY, 90 * CAPACITY))
         self.order = LevelOrder(self.rows, self.records)

@@ -13,6 +13,7 @@ from kv_cache_manager_v2.storage.eviction.segment_records import GHOSTS_PER_SLOT
 from kv_cache_manager_v2.storage.eviction.segment_table import (
     COUNTS,
     KEY,
+    LAST_LINE,
     LOW,
     NO_SEGMENT,
     PRIORITY_SHIFT,
@@ -42,6 +43,9 @@ class Level:
         queue = make_queue(EvictionPolicy.LEARNED, self.rows, number * NUM_SENTINELS, Numbers(), capacity, self.records)
         assert isinstance(queue, LearnedQueue)
         self.queue = queue
+        lines = self.records.lines[-1]
+        assert lines is not None
+        self.lines = lines
 
     def make(self, count: int, priority: int = 35) -> list[int]:
         pages = [self.rows.add_block() for _ in range(count)]
@@ -239,9 +243,10 @@ def test_another_priority_is_exactly_that_one(old: int) -> None:
     assert priorities == [20] * 4 + [21] * 4 + [80] * 4 + [81] * 4
 
 
-@pytest.mark.parametrize("value", [1000, 1001])
-def test_a_page_that_goes_after_one_of_another_level_has_the_next_value(value: int) -> None:
-    """Which of two levels drops is decided by the values: nothing goes between the two."""
+@pytest.mark.parametrize(("line", "expected"), [(100, [101, 0]), (101, [101, 102, 0]), (254, [254, 255, 0]), (255, [255, 0])])
+def test_a_page_that_goes_after_one_of_another_level_has_its_line_or_the_next(line: int, expected: list[int]) -> None:
+    """Which of two levels drops is decided by the lines, and by the age in one line: who is asked again goes one further. Where there is
+    none, or that was not enough, the page leaves its segment, which has line 0 here, as it is gone."""
     rows = PageRows(1, 2 * NUM_SENTINELS)
     records = SegmentRecords(Learning(), 1)
     records.all_learn = True
@@ -251,10 +256,14 @@ def test_a_page_that_goes_after_one_of_another_level_has_the_next_value(value: i
     host.push([below])
     words = records.table.words
     segment, segment_below = records.table.collect()
-    words[segment * SEGMENT_WORDS + KEY] = (35 << PRIORITY_SHIFT) | 1000
-    words[segment_below * SEGMENT_WORDS + KEY] = (35 << PRIORITY_SHIFT) | value
-    gpu.queue.defer(page, below)
-    assert words[segment * SEGMENT_WORDS + KEY] == (35 << PRIORITY_SHIFT) | (value + 1)
+    gpu.lines.move(segment, (35 << PRIORITY_SHIFT) | 100, False)
+    host.lines.move(segment_below, (35 << PRIORITY_SHIFT) | line, False)
+    lines = []
+    while records.table.is_used(segment):
+        gpu.queue.defer(page, below)
+        lines.append(int(words[segment * SEGMENT_WORDS + KEY] & LAST_LINE) * records.table.is_used(segment))
+        records.check()
+    assert lines == expected
 
 
 def test_a_check_of_everything_has_the_checks_of_the_counts() -> None:
@@ -268,7 +277,7 @@ def test_a_check_of_everything_has_the_checks_of_the_counts() -> None:
 
 @pytest.mark.parametrize("most_blocks", [1, 3, 40])
 def test_memory_is_bounded_by_the_slots(most_blocks: int) -> None:
-    """At most 44 bytes a slot, whatever comes: 24 more than the 4 a page and 16 a slot that two kinds of content took."""
+    """At most 42 bytes a slot, whatever comes: 22 more than the 4 a page and 16 a slot that two kinds of content took."""
     capacity = 1000
     level = Level(capacity)
     random = Random(3)
@@ -292,13 +301,12 @@ def test_memory_is_bounded_by_the_slots(most_blocks: int) -> None:
     level.records.check()
     assert table.num_ghosts <= GHOSTS_PER_SLOT * capacity
     assert table.num_segments <= capacity * 7 // 16 + SPARE_SEGMENTS
-    # Words of eight bytes each, heap and ghosts of four; the sentinel and the spare ones are of no slot.
+    # Words of eight bytes each, ghosts of four; the sentinel and the spare ones are of no slot.
     ghosts_bytes = 4 * len(level.records.ghosts._segments)
     segment_bytes = 8 * (len(table.words) - (1 + SPARE_SEGMENTS) * SEGMENT_WORDS)
-    heap_bytes = 4 * (len(level.records.heaps[0]._segments) - SPARE_SEGMENTS)
     ghosts_of_spare = 4 * 4 * SPARE_SEGMENTS
     page_notes = 4 * capacity
-    assert segment_bytes + heap_bytes + ghosts_bytes - ghosts_of_spare + page_notes <= 44 * capacity
+    assert segment_bytes + ghosts_bytes - ghosts_of_spare + page_notes <= 42 * capacity
 
 
 def test_pages_find_a_segment_where_there_are_as_many_as_there_may_be() -> None:

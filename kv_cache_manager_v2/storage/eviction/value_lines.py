@@ -1,0 +1,163 @@
+"""LRU's queue with 256 lines for each priority, one for each rounded value: the pages of a level, those of least value first.
+
+A segment stands in the line of its value, its pages one behind the other, and moves to another line with its value. Line 0 is that
+of pages that go before all others of their priority, and belong to no segment. The lines of a priority are one list (`EvictionQueue`):
+the first page of each is known, so a line that gets a segment ends in front of the next line that has one.
+"""
+
+from typing import Final, final
+
+from librt.vecs import vec
+from mypy_extensions import i32, i64, mypyc_attr
+
+from ..eviction_queue import EvictionQueue
+from ..page_links import join_rows, link_run, unlink_run
+from ..page_rows import LINKS, LOW_MASK, ROW_WORDS, PageRows
+from ..victim_queue import NUM_PRIORITIES
+from .page_notes import IN_SEGMENT, STATUS_MASK, PageNotes, segment_of_note
+from .segment_table import COUNTS, KEY, LOW, PLACE, PRIORITY_SHIFT, SEGMENT_WORDS, STAMP, SegmentTable
+
+_NO_ROW: Final = 0
+
+
+@final
+@mypyc_attr(native_class=True)
+class ValueLines(EvictionQueue):
+    __slots__ = ("_table", "_notes", "_heads", "_one")
+
+    _table: Final[SegmentTable]
+    _notes: Final[PageNotes]
+    _heads: Final[vec[i32]]
+    """By priority and line, from 1 on: its first page, or _NO_ROW."""
+    _one: Final[vec[i64]]
+
+    def __init__(self, rows: PageRows, first_sentinel: i64, table: SegmentTable, notes: PageNotes) -> None:
+        super().__init__(rows, first_sentinel)
+        self._table = table
+        self._notes = notes
+        self._heads = vec[i32]([_NO_ROW] * (NUM_PRIORITIES << PRIORITY_SHIFT))
+        self._one = vec[i64]([0])
+
+    def push(self, page: i64) -> None:
+        """At the end of line 0."""
+        self._one[0] = page
+        self._link(self._rows.priority(page) << PRIORITY_SHIFT, self._one, 0, 1)
+
+    def add(self, segment: i64, pages: vec[i64], begin: i64, end: i64) -> None:
+        """``pages[begin:end]`` at the end of the segment, the last to go; with its first pages it comes into its line."""
+        segments = self._table.words
+        at = segment * SEGMENT_WORDS
+        head = pages[begin]
+        if segments[at + COUNTS] & LOW > 0:
+            head = segments[at + PLACE] & LOW
+            link_run(self._rows.words, segments[at + PLACE] >> 32, pages, begin, end)
+            self.num_pages += end - begin
+        else:
+            self._link(segments[at + KEY], pages, begin, end)
+            self._note_head(segments[at + KEY], head)
+        is_first = segments[at + COUNTS] & LOW == 0
+        segments[at + COUNTS] += end - begin
+        segments[at + PLACE] = head | (pages[end - 1] << 32)
+        if is_first:
+            self._table.note_queued(segment)
+
+    def remove_run(self, segment: i64, pages: vec[i64], begin: i64, end: i64) -> None:
+        """They leave the segment, which leaves its line with the last one."""
+        segments = self._table.words
+        at = segment * SEGMENT_WORDS
+        ends = segments[at + PLACE]
+        left = unlink_run(self._rows.words, pages, begin, end, ends)
+        segments[at + PLACE] = left
+        segments[at + COUNTS] -= end - begin
+        self.num_pages -= end - begin
+        if left & LOW != ends & LOW:
+            self._pull_head(segments[at + KEY], ends & LOW, left & LOW)
+
+    def move(self, segment: i64, key: i64, may_be_first: bool) -> None:
+        """A segment with pages gets that KEY, of the same priority. It stays in its line, or comes to the end of the other one;
+        ``may_be_first``: in front of it, where it is older than the first one there."""
+        segments = self._table.words
+        at = segment * SEGMENT_WORDS
+        old_key = segments[at + KEY]
+        if key == old_key:
+            return
+        words = self._rows.words
+        head = segments[at + PLACE] & LOW
+        tail = segments[at + PLACE] >> 32
+        following = words[tail * ROW_WORDS + LINKS] & LOW_MASK
+        join_rows(words, words[head * ROW_WORDS + LINKS] >> 32, following)
+        self._pull_head(old_key, head, following)
+        segments[at + KEY] = key
+        behind = i64(self._heads[key])
+        if (
+            may_be_first and behind != _NO_ROW
+            and segments[at + STAMP] < segments[segment_of_note(self._notes.get(behind)) * SEGMENT_WORDS + STAMP]
+        ):  # fmt: skip
+            self._heads[key] = _NO_ROW
+        else:
+            behind = self._find_row_behind(key)
+        join_rows(words, words[behind * ROW_WORDS + LINKS] >> 32, head)
+        join_rows(words, tail, behind)
+        self._note_head(key, head)
+
+    def _link(self, key: i64, pages: vec[i64], begin: i64, end: i64) -> None:
+        """At the end of a line."""
+        if key >> PRIORITY_SHIFT < self._lowest:
+            self._lowest = key >> PRIORITY_SHIFT
+        words = self._rows.words
+        link_run(words, words[self._find_row_behind(key) * ROW_WORDS + LINKS] >> 32, pages, begin, end)
+        self.num_pages += end - begin
+
+    def _find_row_behind(self, key: i64) -> i64:
+        """The first page of the next line that has some, or the sentinel of the priority."""
+        heads = self._heads
+        sentinel = self._first_sentinel + (key >> PRIORITY_SHIFT)
+        end = ((key >> PRIORITY_SHIFT) + 1) << PRIORITY_SHIFT
+        key += 1
+        while key < end:
+            if heads[key] != _NO_ROW:
+                return i64(heads[key])
+            key += 1
+        return sentinel
+
+    def _note_head(self, key: i64, page: i64) -> None:
+        """The page has come into the line, behind its first one."""
+        entry: int = page
+        if self._heads[key] == _NO_ROW:
+            self._heads[key] = entry
+
+    def _pull_head(self, key: i64, page: i64, following: i64) -> None:
+        """A page, or all from it on, has left the line, and that row is behind it."""
+        if i64(self._heads[key]) == page:
+            note = self._notes.get(following)
+            is_there = note & STATUS_MASK == IN_SEGMENT and self._table.words[segment_of_note(note) * SEGMENT_WORDS + KEY] == key
+            entry: int = following if is_there else _NO_ROW
+            self._heads[key] = entry
+
+    def check_lines(self) -> int:
+        """Assert the laws of the lines from scratch; how many segments stand in them."""
+        words = self._table.words
+        heads = vec[i32]([_NO_ROW] * (NUM_PRIORITIES << PRIORITY_SHIFT))
+        num_segments = 0
+        num_left: i64 = 0
+        segment: i64 = 0
+        latest: i64 = 0
+        for page in self.collect():
+            note = self._notes.get(page)
+            key = self._rows.priority(page) << PRIORITY_SHIFT
+            if note & STATUS_MASK == IN_SEGMENT:
+                if num_left == 0:
+                    segment = segment_of_note(note)
+                    num_segments += 1
+                    num_left = words[segment * SEGMENT_WORDS + COUNTS] & LOW
+                    assert words[segment * SEGMENT_WORDS + PLACE] & LOW == page, f"segment {segment} begins elsewhere"
+                assert segment_of_note(note) == segment, f"page {page} stands among those of segment {segment}"
+                num_left -= 1
+                assert num_left > 0 or words[segment * SEGMENT_WORDS + PLACE] >> 32 == page, f"segment {segment} ends elsewhere"
+                key = words[segment * SEGMENT_WORDS + KEY]
+                if heads[key] == _NO_ROW:
+                    heads[key] = page
+            assert key >= latest and num_left >= 0, f"line {key} behind line {latest}"
+            latest = key
+        assert num_left == 0 and memoryview(heads).tobytes() == memoryview(self._heads).tobytes(), "a line begins elsewhere"
+        return num_segments
