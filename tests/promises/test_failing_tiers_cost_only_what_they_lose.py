@@ -204,15 +204,20 @@ def test_a_read_that_fails_behind_the_back(seed: int, engine_hears_first: bool) 
         finish(bench)
 
 
-def test_a_failed_prefetch_is_known_before_any_read() -> None:
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_failed_prefetch_is_known_before_any_read(waits: bool) -> None:
     device = SimulatedDevice(1, eager=False)
     with Bench(tiered_config(4, [("host", 2), ("disk", 12)]), device) as bench:
         first, second = fill_disk_behind_host(bench)
         device.faults.fail("disk_read", 1, Refused("unreadable"))
         assert first.prefetch(1)
-        # On its way from the disk to the host, it is copied on to the GPU; the failure is not known yet.
+        # On its way from the disk to the host, it is copied on to the GPU; the failure is not known yet. A resume that does not wait for
+        # it finds one that has happened.
+        if not waits:
+            with contextlib.suppress(StorageIOError):
+                device.drain()
         with pytest.raises(StorageIOError, match=r"level 2 \(DISK\)"):
-            first.resume()
+            first.resume(wait=waits)
         assert first.status is first.Status.SUSPENDED
         first.close()
         assert second.resume()
