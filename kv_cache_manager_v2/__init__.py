@@ -7,6 +7,7 @@ from .base.build_mode import is_compiled
 from .base.class_signature import give_signatures
 from .base.errors import (
     BusyError,
+    CopyListError,
     CorruptedError,
     CudaError,
     CuError,
@@ -62,6 +63,8 @@ from .device.cuda_device import CudaDevice
 from .device.file_port import FilePort
 from .device.external_device import ExternalDevice
 from .device.host_device import HostDevice
+from .device.copy_log import CopyLog
+from .device.copy_worker import CopyWorker
 from .device.port import CopyBatch, Device, HostKernel, MemoryAccess
 from .device.selection import default_device
 from .device.wakeup import Wakeup
@@ -201,6 +204,9 @@ __all__ = [
     "CoalescedBuffer",
     "CommittedBlockDrop",
     "CopyBatch",
+    "CopyListError",
+    "CopyLog",
+    "CopyWorker",
     "CorruptedError",
     "CsrTable",
     "CuError",

@@ -98,6 +98,19 @@ class World:
     def manager(self) -> KVCacheManager:
         return self._once("manager", lambda: self._open(self.config, event_manager=KVCacheEventManager(100)))
 
+    @property
+    def listing(self) -> KVCacheManager:
+        """Its copies are executed by workers."""
+        tiers = [library.ExternalCacheTierConfig([64], copy_workers=1)]
+
+        def make() -> KVCacheManager:
+            manager = KVCacheManager(KVCacheManagerConfig(BLOCK, tiers, attention_layers([None, 8], BLOCK)))
+            self._managers.append(manager)
+            manager.take_copies(0)
+            return manager
+
+        return self._once("listing", make)
+
     def _run(self, manager: KVCacheManager, tokens: list[int], capacity: int) -> KVCache:
         kv_cache = manager.create_kv_cache(input_tokens=tokens)
         assert kv_cache.resume() and kv_cache.resize(capacity)
@@ -257,7 +270,9 @@ _EXAMPLES: dict[str, Callable[[World], Example | dict[str, Any]]] = {
     # -- configuration ------------------------------------------------------------------------------------------------
     "KVCacheManagerConfig": lambda w: _config_fields(w),
     "GpuCacheTierConfig": lambda w: {"quota": 4096, "eviction_policy": library.EvictionPolicy.LRU, "max_quota": 8192},
-    "ExternalCacheTierConfig": lambda w: {"slot_counts": [64], "eviction_policy": library.EvictionPolicy.LRU},
+    "ExternalCacheTierConfig": lambda w: {
+        "slot_counts": [64], "eviction_policy": library.EvictionPolicy.LRU, "copy_workers": 1, "tier": library.CacheTier.GPU_MEM,
+    },
     "HostCacheTierConfig": lambda w: {
         "quota": 4096, "eviction_policy": library.EvictionPolicy.LRU, "max_quota": 8192, "min_reuse_probability": 0.5,
     },
@@ -308,6 +323,8 @@ _EXAMPLES: dict[str, Callable[[World], Example | dict[str, Any]]] = {
     "KVCacheManager.prefetch": lambda w: {"input_tokens": [1, 2], "reuse_scope": None, "target_level": 0},
     "KVCacheManager.invalidate_reuse_scope": lambda w: {"reuse_scope": ReuseScope(5)},
     "KVCacheManager.keep_restored": lambda w: {"names": []},
+    "KVCacheManager.take_copies": lambda w: (w.listing.take_copies, {"after": 1}),
+    "KVCacheManager.report_copies": lambda w: (w.listing.report_copies, {"number": 1, "worker": 0, "layout": w.listing.copy_layout}),
     "KVCacheManager.advance_clock": lambda w: {"seconds": 0.5},
     "KVCacheManager.get_quota": lambda w: {"level": 0},
     "KVCacheManager.resize": lambda w: {"cache_level": 0, "quota": w.manager.get_quota(0), "best_efforts": False},
@@ -509,13 +526,13 @@ LEFT_OUT: dict[str, str] = {
         ).split(),
         _RESULT,
     ),
-    **dict.fromkeys(("CopyBatch", "MemoryAccess"), _PORT),
+    **dict.fromkeys(("CopyBatch", "CopyLog", "MemoryAccess"), _PORT),
     **dict.fromkeys(("CudaDevice", "DevicePageIndices"), _OPTIONAL),
 }
 """Constructors and functions, and of the classes of `_METHODS_LEFT_OUT` everything."""
 
 _METHODS_LEFT_OUT: dict[str, str] = {
-    **dict.fromkeys(("CopyBatch", "CudaDevice", "ExternalDevice", "HostDevice", "Device"), _PORT),
+    **dict.fromkeys(("CopyBatch", "CopyLog", "CudaDevice", "ExternalDevice", "HostDevice", "Device"), _PORT),
     **dict.fromkeys(
         (
             "BlockTable CsrTable OffsetTable SlotMapping BlockTimes TransferTimes LifeCycleRegistry TimeHistogram"
@@ -531,7 +548,7 @@ _SINGLE_METHODS_LEFT_OUT: dict[str, str] = {
     **dict.fromkeys(
         [f"SimulatedDevice.{name}" for name in dir(library.Device)]
         + ["SimulatedDevice." + name for name in "hold release hold_stream release_stream".split()]
-        + ["SimulatedDevice." + name for name in "set_memory_limit mapped_bytes record_host_access host_read host_write".split()],
+        + ["SimulatedDevice." + name for name in "set_memory_limit mapped_bytes record_host_access host_read host_write copy_own".split()],
         _PORT,
     ),
 }

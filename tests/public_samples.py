@@ -22,6 +22,7 @@ from kv_cache_manager_v2 import (
     BlockTimes,
     CopyBatch,
     DecodeBatch,
+    CopyLog,
     DensePages,
     GpuCacheTierConfig,
     HostDevice,
@@ -61,6 +62,7 @@ WITHOUT_SAMPLE: Final = {
     "CudaKernel": "needs a GPU",
     "DevicePageIndices": "needs a GPU",
     "HostLayerKernel": "lives inside one launch of the fake engine",
+    "SimulatedWorker": "lives inside the fake engine's memory",
     "EventLog": "is behind the event manager, where nobody sees it",
     **dict.fromkeys(
         (
@@ -235,6 +237,7 @@ class Samples:
             manager.pool_view(LayerId(0), "key"),
             manager.time_transfers(),
             ExternalDevice(),
+            CopyLog(),
             CopyBatch(tiers.GPU_MEM, tiers.HOST_MEM, 64),
             MemoryRange(device, tiers.HOST_MEM, 1 << 16),
             OsFiles(),

@@ -37,6 +37,20 @@ class BusyError(LogicError):
 
 
 @mypyc_attr(native_class=False)
+class CopyListError(LogicError):
+    """A list of copies was taken, executed or reported out of order, twice or not at all, or on other slots. ``number``: of that list.
+
+    What was refused has changed nothing. A list that is lost stays so: `KVCacheManager.reset_copies` is the way on.
+    """
+
+    number: int
+
+    def __init__(self, message: str, number: int = 0) -> None:
+        super().__init__(message)
+        self.number = number
+
+
+@mypyc_attr(native_class=False)
 class OutOfMemoryError(KVCacheManagerError, MemoryError):
     """The device or the operating system is out of memory. The message has the bytes asked for."""
 

@@ -17,13 +17,14 @@ from mypy_extensions import mypyc_attr
 
 from ..base.checks import require_path, to_instance_or_none, to_int_within, to_text
 from ..base.ids import CacheTier
-from .config_value import ConfigValue, given, take_float, take_int, take_optional_int, take_text, to_tuple, validate_bool
+from .config_value import ConfigValue, given, take_float, take_int, take_optional_int, take_text, to_tuple, validate_bool, validate_instance
 from .eviction_policy import EvictionPolicy, to_eviction_policy
 from .model_id import ModelId
 
 
 DEFAULT_GROWTH: Final = 8
 LEAST_MAX_QUOTA: Final = 64 << 20
+MAX_COPY_WORKERS: Final = 2**16
 MAX_SLOTS: Final = 2**31 - 2
 """Of a pool group: base page indices are int32."""
 
@@ -53,23 +54,27 @@ class GpuCacheTierConfig(ConfigValue):
 class ExternalCacheTierConfig(ConfigValue):
     """Memory that the engine owns, where the manager hands out slot numbers and touches no byte: ``slot_counts`` by pool group.
 
-    It is the only tier, and takes no copies: `KVCacheManagerConfig.takes_no_copies` says what that excludes. The null slot of
-    `reserve_null_slot` is not counted. With `swa_scratch_reuse` a step's scratch blocks have no slots.
+    The null slot of `reserve_null_slot` is not counted. With `swa_scratch_reuse` a step's scratch blocks have no slots.
+
+    ``copy_workers``, of the first tier: so many processes execute the lists of `KVCacheManager.take_copies`. With 0 nothing is copied, and
+    it is the only tier: `KVCacheManagerConfig.takes_no_copies` says what that excludes. ``tier``: HOST_MEM for each tier below the first,
+    whatever the engine keeps its slots in.
     """
 
     slot_counts: Sequence[int]
     eviction_policy: EvictionPolicy = EvictionPolicy.LEARNED
+    copy_workers: int = 0
+    tier: CacheTier = CacheTier.GPU_MEM
 
     def __post_init__(self) -> None:
         name = "ExternalCacheTierConfig.slot_counts"
         counts = [int(to_int_within(count, f"each of {name}", 1, MAX_SLOTS)) for count in to_tuple(given(self, "slot_counts"), name)]
         object.__setattr__(self, "slot_counts", tuple(counts))
         to_eviction_policy(given(self, "eviction_policy"), "ExternalCacheTierConfig.eviction_policy")
-
-    @property
-    def tier(self) -> CacheTier:
-        """The kind of memory."""
-        return CacheTier.GPU_MEM
+        take_int(self, "copy_workers", "ExternalCacheTierConfig.copy_workers", 0, MAX_COPY_WORKERS)
+        validate_instance(self, "tier", CacheTier)
+        if self.tier == CacheTier.DISK:
+            raise ValueError("ExternalCacheTierConfig.tier is DISK; give HOST_MEM for each tier below the first, wherever its slots are")
 
     @property
     def quota(self) -> int:

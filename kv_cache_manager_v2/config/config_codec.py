@@ -4,6 +4,7 @@ import json
 from dataclasses import fields, is_dataclass
 from typing import Any, Final
 
+from ..base.ids import CacheTier
 from .batch_desc import BatchDesc, KVCacheDesc
 from .cache_tier_config import DiskCacheTierConfig, ExternalCacheTierConfig, GpuCacheTierConfig, HostCacheTierConfig
 from .config_value import ConfigValue
@@ -71,8 +72,8 @@ def _to_plain(value: Any) -> Any:
         for field in fields(value):
             plain[field.name] = _to_plain(getattr(value, field.name))
         return plain
-    if isinstance(value, EvictionPolicy):
-        return {_TYPE: EvictionPolicy.__name__, "value": value.value}
+    if isinstance(value, (EvictionPolicy, CacheTier)):
+        return {_TYPE: type(value).__name__, "value": value.value}
     if isinstance(value, tuple):
         return [_to_plain(item) for item in value]
     return value
@@ -86,6 +87,8 @@ def _from_plain(plain: Any) -> Any:
     name = plain.get(_TYPE)
     if name == EvictionPolicy.__name__:
         return EvictionPolicy(plain.get("value"))
+    if name == CacheTier.__name__:
+        return CacheTier(plain.get("value", -1))
     cls = _CLASSES.get(name) if isinstance(name, str) else None
     if cls is None:
         raise ValueError(f"{name!r} is no configuration class of this version")

@@ -137,7 +137,7 @@ class KVCacheManagerConfig(ConfigValue):
         take_float(self, "block_times_sampling", "block_times_sampling", 0, 1)
         take_optional_float(self, "max_slot_padding", "max_slot_padding", 0, 0.5)
         self.divide_into_equal_slots()
-        if self.takes_no_copies:
+        if self.is_external:
             self._validate_external()
 
     def _validate_durable_tier(self) -> None:
@@ -155,13 +155,22 @@ class KVCacheManagerConfig(ConfigValue):
                     )
 
     def _validate_external(self) -> None:
+        for level, tier in enumerate(self.cache_tiers[1:], 1):
+            if isinstance(tier, ExternalCacheTierConfig) and tier.copy_workers > 0:
+                raise ValueError(f"cache_tiers[{level}].copy_workers is {tier.copy_workers}; give it to cache_tiers[0] alone")
+        num_own = sum([not isinstance(tier, ExternalCacheTierConfig) for tier in self.cache_tiers])
+        none = self.takes_no_copies
         has_state = any([isinstance(layer, SsmLayerConfig) for layer in self.layers])
         for is_refused, found, way_out in (
-            (len(self.cache_tiers) > 1, f"cache_tiers has {len(self.cache_tiers)} tiers", "give no tier below it"),
-            (self.write_policy != "back", f"write_policy is {self.write_policy!r}", "use 'back'"),
+            (
+                len(self.cache_tiers) > 1 and (none or num_own > 0),
+                f"cache_tiers has {len(self.cache_tiers)} tiers, {num_own} of other memory",
+                "give no tier below it, or with copy_workers ExternalCacheTierConfigs",
+            ),
+            (none and self.write_policy != "back", f"write_policy is {self.write_policy!r}", "use 'back'"),
             (has_state, "an SsmLayerConfig has snapshots, which are copies", "give an AttentionLayerConfig with sliding_window_size=2"),
-            (self.enable_partial_reuse, "enable_partial_reuse is True, and a part of a block is reused as a copy", "give False"),
-            (self.allow_seq_rebasing, "allow_seq_rebasing is True, and the engine is told an index once", "give False"),
+            (none and self.enable_partial_reuse, "enable_partial_reuse is True, and a part of a block is reused as a copy", "give False"),
+            (none and self.allow_seq_rebasing, "allow_seq_rebasing is True, and the engine is told an index once", "give False"),
             (self.typical_step is not None, "typical_step divides bytes between pool groups", "leave it out"),
             (self.initial_pool_ratio is not None, "initial_pool_ratio divides bytes between pool groups", "leave it out"),
         ):
@@ -173,10 +182,22 @@ class KVCacheManagerConfig(ConfigValue):
         return None if self.max_slot_padding is None else divide_layers(self.layers, self.tokens_per_block, self.max_slot_padding)
 
     @property
-    def takes_no_copies(self) -> bool:
-        """Whether level 0 is an `ExternalCacheTierConfig`: whole blocks alone are published and reused, base page indices stay, and calls
-        that would move bytes are refused: `fork`, several beams, `commit_tree`, leases, `resize` of a level."""
+    def is_external(self) -> bool:
+        """Whether level 0 is an `ExternalCacheTierConfig`: calls that need an address, or move parts of slots, are refused: several beams,
+        `commit_tree`, leases, `resize` of a level."""
         return isinstance(self.cache_tiers[0], ExternalCacheTierConfig)
+
+    @property
+    def copy_workers(self) -> int:
+        """Processes that execute the lists of `KVCacheManager.take_copies`; 0 where the manager copies itself, or nothing is copied."""
+        tier = self.cache_tiers[0]
+        return tier.copy_workers if isinstance(tier, ExternalCacheTierConfig) else 0
+
+    @property
+    def takes_no_copies(self) -> bool:
+        """Whether it `is_external` without workers that copy: whole blocks alone are published and reused, base page indices stay, and
+        `fork` is refused too."""
+        return self.is_external and self.copy_workers == 0
 
     @property
     def enable_swa_scratch_reuse(self) -> bool:
@@ -194,6 +215,8 @@ def _to_cache_tiers(cache_tiers: Sequence[CacheTierConfig]) -> tuple[CacheTierCo
     for level, item in enumerate(to_tuple(cache_tiers, "cache_tiers")):
         if not isinstance(item, (GpuCacheTierConfig, ExternalCacheTierConfig, HostCacheTierConfig, DiskCacheTierConfig)):
             raise TypeError(f"cache_tiers[{level}] must be a cache tier configuration, not {type(item).__name__}")
+        if level > 0 and isinstance(item, ExternalCacheTierConfig) and not isinstance(tiers[0], ExternalCacheTierConfig):
+            raise ValueError(f"cache_tiers[{level}] is an ExternalCacheTierConfig, and cache_tiers[0] is not; make both so, or neither")
         if (item.tier == CacheTier.GPU_MEM) != (level == 0):
             raise ValueError(
                 f"cache_tiers[{level}] is {item.tier.name}; the first tier, and no other, must be a GpuCacheTierConfig or "

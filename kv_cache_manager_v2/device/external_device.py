@@ -1,4 +1,4 @@
-"""A device without memory: addresses are numbers, copies and fills do nothing.
+"""A device without memory: addresses are numbers, copies are listed for the engine's workers or do nothing, fills do nothing.
 
 For memory that an engine owns (`ExternalCacheTierConfig`), and for replays that check no bytes: the manager makes the same decisions
 as on a real device, on tiers of any size, and no time is spent on copies that are never read. No kernels can be launched on it.
@@ -10,6 +10,7 @@ from mypy_extensions import mypyc_attr
 
 from ..base.errors import LogicError
 from ..base.ids import CacheTier
+from .copy_log import CopyLog
 from .port import CopyBatch, Device, HostKernel
 
 _FIRST_ADDRESS: Final = 1 << 40
@@ -22,14 +23,19 @@ _MOST_BETWEEN: Final = 1 << 50
 @final
 @mypyc_attr(native_class=True)
 class ExternalDevice(Device):
-    """See the module. Streams and events are running numbers; all work is done when it is enqueued."""
+    """See the module. Streams are running numbers; all work is done when it is enqueued, listed copies when their list is executed."""
 
-    __slots__ = ("_next_address", "_next_handle", "_num_ranges")
+    __slots__ = ("_next_address", "_next_handle", "_num_ranges", "_log")
 
     def __init__(self) -> None:
         self._next_address: int = _FIRST_ADDRESS
         self._next_handle = 1
         self._num_ranges = 0
+        self._log: CopyLog | None = None
+
+    def list_copies(self) -> CopyLog:
+        log = self._log = CopyLog()
+        return log
 
     @property
     def name(self) -> str:
@@ -81,13 +87,14 @@ class ExternalDevice(Device):
         pass
 
     def record_event(self, stream: int) -> int:
-        return self._take_handle()
+        """With lists, the number of the one that has what was enqueued so far."""
+        return 0 if self._log is None else int(self._log.num_taken) + 1
 
     def wait_event(self, stream: int, event: int) -> None:
         pass
 
     def is_event_done(self, event: int) -> bool:
-        return True
+        return self._log is None or event <= self._log.num_done
 
     def synchronize_event(self, event: int) -> None:
         pass
@@ -96,7 +103,8 @@ class ExternalDevice(Device):
         pass
 
     def copy_batch(self, stream: int, batch: CopyBatch) -> None:
-        pass
+        if self._log is not None:
+            self._log.add(batch.dst_addresses, batch.src_addresses, batch.count)
 
     def fill(self, stream: int, address: int, num_bytes: int, value: int) -> None:
         pass

@@ -33,10 +33,11 @@ from typing import Final, final
 from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
-from ..base.errors import StorageIOError
+from ..base.errors import LogicError, StorageIOError
 from ..base.handle import Handle
 from ..base.ids import CacheTier
 from ..base.value import Value
+from .copy_log import CopyLog
 from .file_port import FilePort
 from .slot_watch import SlotWatch
 from .wakeup import Wakeup
@@ -328,6 +329,11 @@ class Device(Handle, metaclass=ABCMeta):
         For streams that nothing but such copies uses. A device whose copies are enqueued anyway need not define it.
         """
         self.copy_batch(stream, batch)
+
+    def list_copies(self) -> CopyLog:
+        """From now on list what is copied instead of copying it. A device that has no memory does nothing with streams then: the caller
+        takes the lists, and sees to it that they are executed in order."""
+        raise LogicError(f"{self.name} has memory, and lists no copies; give an ExternalDevice")
 
     @abstractmethod
     def fill(self, stream: int, address: int, num_bytes: int, value: int) -> None:

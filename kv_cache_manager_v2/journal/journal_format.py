@@ -61,6 +61,7 @@ present ones where it said to keep them.
                 microseconds + 2, 1 for ever, 0 as
                 the policy expects, accepted tokens
     KEEP        count, names of 16 bytes each                    returned
+    TAKE        number of the last list, number of copies        returned
     DIGEST      8 bytes                                          every `DIGEST_EVERY` records, and at the end
 
 A hint says whether the sequence is expected to continue: 0 nothing is said, 1 it is, 2 it is not.
@@ -112,6 +113,7 @@ REWIND: Final = 40
 RESTORED: Final = 41
 KEEP: Final = 42
 PUBLISH_PLANNED: Final = 43
+TAKE: Final = 44
 
 RETAIN: Final = 0
 RELEASE: Final = 1
@@ -168,6 +170,7 @@ CALLS: Final[dict[int, tuple[str, str]]] = {
     ADJUST: ("adjust", "r"),
     HINT: (".hint", "nsonnc"),
     KEEP: ("keep_restored", "K"),
+    TAKE: (".take_copies", "nn"),
 }
 """The table of calls: by operation the call that makes it again, and the fields of its record, a letter each.
 

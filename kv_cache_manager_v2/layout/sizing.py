@@ -53,16 +53,16 @@ def plan_slot_counts(
     layout: SlotLayout, config: KVCacheManagerConfig, quota_bytes: int, level: int
 ) -> tuple[int, ...]:
     """Slots by pool group: at most ``quota_bytes`` in all, and no further slot would fit; or those of external memory."""
-    tier = config.cache_tiers[0]
+    tier = config.cache_tiers[level]
     if isinstance(tier, ExternalCacheTierConfig):
-        return _require_slots(layout, config, tier.slot_counts)
+        return _require_slots(layout, config, tier.slot_counts, level)
     return _share_quota(layout, config, quota_bytes, level, _minimum_within(layout, config, quota_bytes, level))
 
 
-def _require_slots(layout: SlotLayout, config: KVCacheManagerConfig, slot_counts: Sequence[int]) -> tuple[int, ...]:
+def _require_slots(layout: SlotLayout, config: KVCacheManagerConfig, slot_counts: Sequence[int], level: int) -> tuple[int, ...]:
     """The slot counts of external memory; `ValueError` unless there is one for each pool group, and no fewer than it needs."""
     counts = tuple(slot_counts)
-    least = compute_min_slot_counts(layout, config, 0)
+    least = compute_min_slot_counts(layout, config, level)
     if len(counts) != len(least):
         raise ValueError(
             f"ExternalCacheTierConfig.slot_counts has {len(counts)} numbers, and the layers make {len(least)} pool groups, of slots with "
@@ -72,7 +72,7 @@ def _require_slots(layout: SlotLayout, config: KVCacheManagerConfig, slot_counts
         if count < least[index]:
             raise ValueError(
                 f"ExternalCacheTierConfig.slot_counts has {count} slots for pool group {index}, but at least {least[index]} are needed: "
-                f"{_describe_minimum(layout, config, 0, list(least))}"
+                f"{_describe_minimum(layout, config, level, list(least))}"
             )
     return counts
 

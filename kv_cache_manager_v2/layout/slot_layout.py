@@ -164,7 +164,7 @@ def compute_slot_layout(config: KVCacheManagerConfig, registry: LifeCycleRegistr
         for variant in slot_desc.variants:
             _place_buffers(expansions, PoolGroupIndex(pool_group_index), variant, placements)
     in_order = {buffer_id: placements[buffer_id] for buffer_id in expansions}
-    return SlotLayout(registry, slot_descs, in_order, not config.takes_no_copies)
+    return SlotLayout(registry, slot_descs, in_order, not config.is_external)
 
 
 def _place_buffers(

@@ -451,7 +451,8 @@ class KVCache(Handle):
                 return
             if len(state.arrivals.points) > 0:
                 page_arrivals.settle_arrivals(state)
-            if token >= 0 and state.num_committed < state.capacity and state.forked_end <= state.num_published:
+            room = min(state.capacity, state.request.written_end)
+            if token >= 0 and state.num_committed < room and state.forked_end <= state.num_published:
                 commit_steps.commit_token(state, token)
                 journal.commit_one(state.request.serial, i64(token))
             else:
@@ -504,7 +505,7 @@ class KVCache(Handle):
         state = self._state
         with state.shared.guard:
             self._require_committing("commit_tree")
-            state.shared.traffic.require_copies("commit_tree()", "draft a chain, and commit() what is accepted of it")
+            state.shared.traffic.require_own_memory("commit_tree()", "draft a chain, and commit() what is accepted of it")
             if state.has_beams:
                 raise LogicError(f"sequence {state.id}: commit_tree() with {len(state.sharing.beams) + 1} beams")
             require_unplanned(state, "commit_tree")
@@ -600,7 +601,7 @@ class KVCache(Handle):
             if width == 0:
                 raise ValueError("beam_width is 0; a sequence has at least one beam")
             if width > 1:
-                state.shared.traffic.require_copies(f"beam_width = {width}", "make each beam a sequence of its own")
+                state.shared.traffic.require_own_memory(f"beam_width = {width}", "make each beam a sequence of its own")
             if width > _MAX_BEAM_WIDTH:
                 raise ValueError(f"beam_width is {width}; a sequence has at most {_MAX_BEAM_WIDTH} beams")
             self._open_sequences.require_room(state.shared, width - len(state.sharing.beams) - 1, f"beam_width = {width}")
@@ -657,7 +658,7 @@ class KVCache(Handle):
             end = state.num_blocks if end_block is None else to_count(end_block, "end_block")
             if not begin <= end <= state.num_blocks:
                 raise ValueError(f"sequence {state.id}: begin_block is {begin} and end_block {end}; there are {state.num_blocks} blocks")
-            state.shared.traffic.require_copies("reserve_transfer()", "keep the sequence open until the engine's transfer is done")
+            state.shared.traffic.require_own_memory("reserve_transfer()", "keep the sequence open until the engine's transfer is done")
             if end > state.num_published:
                 require_unplanned(state, "reserve_transfer")
             self._open_sequences.require_room(state.shared, 1, "reserve_transfer()")

@@ -91,6 +91,7 @@ from ..journal.journal_format import (
     RELEASE,
     RESIZE_LEVEL,
     RETAIN,
+    TAKE,
     WARM,
 )
 from ..journal.journal_writer import JournalWriter
@@ -128,6 +129,7 @@ from ..storage.transfer_times import TransferTimes
 from .arrival_waits import ArrivalWaits
 from .batch_step import BatchStep
 from .open_sequences import end_epoch, require_closed
+from .copy_lists import CopyLists
 from .capacity import clamp_sequence_length
 from .durable_drain import UseOrder, drain_pages, record_weights
 from .durable_opening import close_durable, open_durable
@@ -172,12 +174,15 @@ class KVCacheManager(Handle):
     __slots__ = (
         "_config", "_life_cycles", "_device", "_event_manager", "_shared", "_addresses", "_memory", "_open_sequences", "_matches",
         "_levels", "_usage", "_reading", "_arrival_waits", "_batch_number", "_restored", "_is_open", "_is_released",
+        "_lists",
     )  # fmt: skip
 
     _config: Final[KVCacheManagerConfig]
     _life_cycles: Final[LifeCycleRegistry]
     _device: Final[Device]
     _event_manager: Final[KVCacheEventManager | None]
+    _lists: CopyLists | None
+    """None where no worker copies."""
     _shared: Final[SharedState]
     """Parts that sequences need: storage, tree, and the guard, which is the door of every call."""
     _addresses: Final[KernelAddresses]
@@ -262,6 +267,9 @@ class KVCacheManager(Handle):
         """All parts are there: events and reports follow them, and what is on a durable level is found again."""
         config, shared = self._config, self._shared
         storage = shared.storage
+        self._lists = None
+        if config.copy_workers > 0:
+            self._lists = CopyLists(self._device.list_copies(), storage, shared.traffic.mover, config.copy_workers)
         if self._event_manager is not None:
             first_page = storage.rows.first_page_of_blocks
             tiers = [tier.tier for tier in config.cache_tiers]
@@ -966,6 +974,58 @@ class KVCacheManager(Handle):
             journal.record(ADJUST, has_changed)
             return has_changed
 
+    # -- copies that workers execute -----------------------------------------------------------------------------------
+
+    def take_copies(self, after: SupportsIndex) -> tuple[int, list[tuple[int, int, int, int, int]]]:
+        """What the engine's workers copy before the kernels of the next step: the list's number, and (from level, from slot, to level, to
+        slot, pool group) for each slot, to be executed one after the other.
+
+        Once for each step, between its `KVCache.resize` and its launch. ``after``: the number of the last list that the caller took, 0
+        before the first. Tokens of the step are committed after this call, so that no list names a page before the step that writes it.
+        `CopyListError` if ``after`` is another number, or a list is lost; `LogicError` without `ExternalCacheTierConfig.copy_workers`.
+        """
+        with self._shared.guard as journal:
+            lists = self._require_lists("take_copies")
+            number, copies = lists.take(after)
+            self._open_sequences.note_written()
+            journal.record(TAKE, number - 1, len(copies))
+            return number, copies
+
+    def report_copies(self, number: SupportsIndex, worker: SupportsIndex, layout: Sequence[Sequence[int]]) -> None:
+        """A worker, counted from 0, has executed that list; ``layout``: its slots, as `copy_layout` has them.
+
+        `KVCache.ready` is true once all workers have reported; nothing else waits for reports, and no decision depends on them.
+        `CopyListError`, and nothing has changed, for another layout, a list that was not taken, and one that was reported before. A list
+        between that was not reported is lost: then this call and `take_copies` raise it until `reset_copies`.
+        """
+        with self._shared.guard:
+            self._require_lists("report_copies").report(number, worker, layout)
+
+    def reset_copies(self) -> int:
+        """After a lost list: everything that is kept for reuse is forgotten, as pages may have other bytes than their tokens say.
+
+        Returns the number after which lists go on, for `take_copies` and new workers. `LogicError` while sequences are open.
+        """
+        with self._shared.guard as journal:
+            lists = self._require_lists("reset_copies")
+            if len(self._open_sequences) > 0:
+                raise LogicError(f"reset_copies() with {len(self._open_sequences)} open sequences, whose pages are doubtful; close() them")
+            end_epoch(self._shared, self._open_sequences, None, CLEARED)
+            journal.record(CLEAR)
+            return lists.reset()
+
+    @property
+    def copy_layout(self) -> tuple[tuple[int, ...], ...]:
+        """Slots that each worker has, by level and pool group; behind the last level, where there are several, one slot of each pool group
+        through which full levels swap. Empty where no worker copies."""
+        return () if self._lists is None else self._lists.layout
+
+    def _require_lists(self, call: str) -> CopyLists:
+        self._require_open()
+        if self._lists is None:
+            raise LogicError(f"{call}: no worker copies for this manager; give ExternalCacheTierConfig copy_workers")
+        return self._lists
+
     def advance_clock(self, seconds: Given[float]) -> None:
         """Let time pass for durations and cool-downs (what is over has the default priority again): the library reads no clock,
         so that equal calls decide alike.
@@ -1125,8 +1185,8 @@ class KVCacheManager(Handle):
 def _to_fill(given: object, config: KVCacheManagerConfig, device: Device | None) -> DebugFill | None:
     """External memory is on a device without memory, where nothing can be filled."""
     debug_fill = to_instance_or_none(given, DebugFill, "debug_fill")
-    has_memory = not config.takes_no_copies if device is None else device.has_memory
-    if has_memory and device is not None and config.takes_no_copies:
+    has_memory = not config.is_external if device is None else device.has_memory
+    if has_memory and device is not None and config.is_external:
         raise ValueError(f"cache_tiers[0] is an ExternalCacheTierConfig, and device has memory: {device.name}; give an ExternalDevice")
     if debug_fill is not None and not has_memory:
         raise ValueError(f"debug_fill is {debug_fill.name}, and the device has no memory to fill; leave it out")
@@ -1141,7 +1201,7 @@ def _to_device(device: object) -> Device | None:
 
 
 def _make_device(config: KVCacheManagerConfig) -> Device:
-    return ExternalDevice() if config.takes_no_copies else default_device()
+    return ExternalDevice() if config.is_external else default_device()
 
 
 def _to_path(journal: object) -> str | None:

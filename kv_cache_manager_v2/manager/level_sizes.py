@@ -75,7 +75,7 @@ class LevelSizes:
 
     def resize(self, level: int, quota: int, best_efforts: bool) -> bool:
         """False, and nothing has changed, if what must stay does not fit."""
-        self._shared.traffic.require_copies("resize()", _FIXED)
+        self._shared.traffic.require_own_memory("resize()", _FIXED)
         if self._is_durable(level):
             raise ValueError(
                 f"cache_level is {level}, which is durable: what is in its slots outlives the process, so they stay where they are. Shut "
@@ -99,7 +99,7 @@ class LevelSizes:
     @property
     def need_adjustment(self) -> bool:
         settings = self._config.rebalance
-        if self._shared.traffic.takes_no_copies:
+        if self._shared.traffic.is_external:
             return False
         if self._demand.num_samples < settings.min_samples:
             return False
@@ -116,7 +116,7 @@ class LevelSizes:
 
     def adjust(self) -> bool:
         """Share the quota of every level anew; whether a level has changed."""
-        self._shared.traffic.require_copies("adjust()", _FIXED)
+        self._shared.traffic.require_own_memory("adjust()", _FIXED)
         has_changed = False
         if self._demand.num_samples > 0:
             weights = self._demand.weights(self._slot_bytes())

@@ -99,6 +99,11 @@ class OpenSequences:
             self._not_counted.append(state)
         self._handles[state.request.serial] = rawref.ref(handle)
 
+    def note_written(self) -> None:
+        """A list of copies was taken: the step that follows writes what sequences have room for."""
+        for state in self._states.values():
+            state.request.written_end = state.capacity
+
     def close(self, state: SequenceState) -> None:
         """Publish what is committed, and release all that the sequence holds."""
         self._release(state)

@@ -13,7 +13,7 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from ..base.checks import is_bytes, to_count, to_counts, to_list
-from ..base.errors import LogicError
+from ..base.errors import CopyListError, LogicError
 from ..journal.journal_format import COMMIT_BEAMS, COMMIT_LAST, COMMIT_TREE, PUBLISH_PLANNED
 from ..reuse.token_packing import TOKEN_BYTES, pack_tokens
 from ..sequence import commit as commit_steps
@@ -23,6 +23,7 @@ from ..sequence.forked_blocks import validate_same_tokens
 from ..sequence.planned_rules import validate_offered_tokens
 from ..sequence.planned_steps import offer
 from ..sequence.sequence_state import SequenceState
+from ..sequence.step_validation import require_written
 from ..sequence.tree_commit import compact_tree, validate_tree
 from ..storage.token_copy import TokenCopies
 
@@ -67,7 +68,7 @@ def _take_given(state: SequenceState, tokens: object) -> bytes | None:
         state.request.given = None
         return None
     end = state.num_committed + len(packed) // TOKEN_BYTES
-    if end > state.capacity:
+    if end > state.capacity or end > state.request.written_end:
         return None
     if given.num_tokens - end < state.shared.tokens_per_block:
         state.request.given = None
@@ -86,6 +87,11 @@ def commit_given(state: SequenceState, num_tokens: i64) -> None:
     """The next so many of the tokens that the sequence was made with; ALL_LEFT: all that are left."""
     begin = state.num_committed
     packed = _pack_given(state, num_tokens, state.capacity)
+    try:
+        require_written(state, begin + len(packed) // TOKEN_BYTES)
+    except CopyListError:
+        state.shared.tree.digests.release(packed)
+        raise
     commit_steps.commit_packed(state, packed)
     state.request.given_end = state.num_committed
     given = state.request.given
@@ -225,6 +231,7 @@ def _pack(state: SequenceState, tokens: Tokens, name: str = "accepted_input_toke
             f"sequence {state.id}: {num_tokens} tokens after {state.num_committed} committed ones exceed the capacity of "
             f"{state.capacity}; resize() first"
         )
+    require_written(state, state.num_committed + num_tokens)
     packed = pack_tokens(tokens, tree.digests, True, name)
     if len(packed) // TOKEN_BYTES != num_tokens:
         tree.digests.release(packed)

@@ -88,6 +88,7 @@ def share_blocks(state: SequenceState, child: SequenceState) -> None:
     child.capacity = state.capacity
     child.history = state.history
     child.num_committed = state.num_committed
+    child.request.written_end = state.request.written_end
     child.num_blocks = state.num_blocks
     child.num_published = state.num_published
     child.tail.is_shared = state.tail.is_shared

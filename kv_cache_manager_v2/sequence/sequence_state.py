@@ -138,7 +138,7 @@ class Request:
 
     __slots__ = (
         "serial", "id", "scope", "priority_callback", "prompt_length", "kinds", "continues", "is_counted", "given", "given_end",
-        "retention", "is_admitted", "priorities", "copied",
+        "retention", "is_admitted", "priorities", "copied", "written_end",
     )  # fmt: skip
 
     serial: Final[int]
@@ -166,6 +166,8 @@ class Request:
     priorities: dict[int, int] | None
     """Until then, of the pages that it has found: what the callback said of them."""
     copied: Final[list[CopiedPage]]
+    written_end: i64
+    """What the steps of all lists that were taken have room for: no more is committed. NEVER where the manager copies itself."""
 
     def __init__(self, serial: int, sequence_id: int, scope: ReuseScope, priority_callback: PriorityCallback | None) -> None:
         self.serial = serial
@@ -182,6 +184,7 @@ class Request:
         self.is_admitted = False
         self.priorities = None
         self.copied = []
+        self.written_end = 0
 
     def fork(self, serial: int, sequence_id: int, priority_callback: PriorityCallback | None) -> "Request":
         """The request of a sequence, or of a beam, that goes on from this one's."""
@@ -274,9 +277,9 @@ class Arrivals:
 @mypyc_attr(native_class=True)
 class SequenceState:
     __slots__ = (
-        "tail", "capacity", "history", "num_committed", "num_published", "next_window_move", "next_slow_capacity", "forked_end", "shared",
-        "status", "num_blocks", "batch_number", "has_beams", "blocks", "path_end", "tables", "window_begins", "scratch", "stream",
-        "timeline", "arrivals", "request", "recurrent", "sharing", "counters",
+        "tail", "capacity", "history", "num_committed", "num_published", "next_window_move", "next_slow_capacity",
+        "forked_end", "shared", "status", "num_blocks", "batch_number", "has_beams", "blocks", "path_end", "tables", "window_begins",
+        "scratch", "stream", "timeline", "arrivals", "request", "recurrent", "sharing", "counters",
     )  # fmt: skip
 
     # What a step inside a block looks at comes first: compiled, it lies together, in two or three cache lines.
@@ -339,6 +342,7 @@ class SequenceState:
         self.timeline = NO_TIMELINE
         self.arrivals = Arrivals()
         self.request = request
+        request.written_end = shared.traffic.first_written_end
         self.recurrent = Recurrent()
         self.sharing = Sharing()
         self.counters = None
@@ -350,6 +354,7 @@ class SequenceState:
         self.capacity = 0
         self.history = 0
         self.num_committed = 0
+        self.request.written_end = self.shared.traffic.first_written_end
         self.num_published = 0
         self.forked_end = 0
         self.tail = TokenTail()

@@ -156,7 +156,7 @@ class RecurrentRules:
 class Traffic:
     """Pages that move between levels, and the slots that are made free for others."""
 
-    __slots__ = ("mover", "room_count", "room", "onboarding", "early_copies", "takes_no_copies")
+    __slots__ = ("mover", "room_count", "room", "onboarding", "early_copies", "takes_no_copies", "is_external", "first_written_end")
 
     mover: Final[PageMover]
     room_count: Final[RoomCount]
@@ -165,7 +165,10 @@ class Traffic:
     early_copies: Final[EarlyCopies | None]
     """None where pages are written down when they have to go, or there is no lower level."""
     takes_no_copies: Final[bool]
+    is_external: Final[bool]
     """As in the configuration."""
+    first_written_end: Final[i64]
+    """Of a sequence before a list of copies was taken: `SequenceState.written_end`."""
 
     def __init__(self, storage: PageStorage, mover: PageMover, config: KVCacheManagerConfig) -> None:
         self.mover = mover
@@ -176,10 +179,17 @@ class Traffic:
         writes_early = writes_durable or (config.write_policy == "through" and storage.last_level > 0)
         self.early_copies = EarlyCopies(storage, self.room, config.min_offload_priority) if writes_early else None
         self.takes_no_copies = config.takes_no_copies
+        self.is_external = config.is_external
+        self.first_written_end = 0 if config.copy_workers > 0 else NEVER
 
     def require_copies(self, call: str, way_out: str) -> None:
-        """`LogicError` where the memory is the engine's: the call would move bytes, or needs their address."""
+        """`LogicError` where nothing is copied, and the call would."""
         if self.takes_no_copies:
+            self.require_own_memory(call, way_out)
+
+    def require_own_memory(self, call: str, way_out: str) -> None:
+        """`LogicError` where the memory is the engine's: the call would move parts of slots, or needs their address."""
+        if self.is_external:
             raise LogicError(f"{call}: level 0 is an ExternalCacheTierConfig, memory in which the manager moves no bytes; {way_out}")
 
 

@@ -58,6 +58,7 @@ def is_small_commit(state: SequenceState) -> bool:
     num_committed = state.num_committed + 1
     return (
         num_committed <= state.capacity
+        and num_committed <= state.request.written_end
         and num_committed < state.next_window_move
         and state.forked_end <= state.num_published
         and (state.next_slow_capacity > 0 or _is_plain(state))

@@ -2,7 +2,7 @@
 
 from mypy_extensions import i64
 
-from ..base.errors import LogicError
+from ..base.errors import CopyListError, LogicError
 from ..layout.windows import compute_scratch_range
 from .planned_rules import phrase_of, require_committed_before, require_unplanned, require_valid
 from .sequence_state import ACTIVE, CLOSED, SequenceState
@@ -55,6 +55,16 @@ def validate_next_token(state: SequenceState, call: str) -> None:
         raise ValueError(
             f"sequence {state.id}: a token after {state.num_committed} committed ones exceeds the capacity of {state.capacity}; "
             f"resize() first"
+        )
+    require_written(state, state.num_committed + 1)
+
+
+def require_written(state: SequenceState, end: i64) -> None:
+    """`CopyListError` where lists of copies may name tokens as a source before the step that writes them."""
+    if end > state.request.written_end:
+        raise CopyListError(
+            f"sequence {state.id}: tokens up to {end} are committed, and the last list of copies was taken for tokens up to "
+            f"{state.request.written_end}: a step's take_copies() comes between its resize() and its commit()"
         )
 
 

@@ -42,6 +42,10 @@ class BounceSlots:
             self.close()
             raise
 
+    def addresses(self) -> list[list[int]]:
+        """By pool group and pool."""
+        return [[memory.address for memory in ranges] for ranges in self._ranges]
+
     def swap(
         self,
         stream: int,

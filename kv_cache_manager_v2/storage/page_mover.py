@@ -66,6 +66,10 @@ class PageMover:
         """Get the memory through which two full levels swap; `OutOfMemoryError` leaves nothing behind."""
         self._bounce.open(slot_bytes)
 
+    def bounce_addresses(self) -> list[list[int]]:
+        """Of that memory, by pool group and pool."""
+        return self._bounce.addresses()
+
     def move(
         self, pool_group: i64, source_level: i64, sources: vec[i64], target_level: i64, targets: vec[i64], count: i64
     ) -> i64:

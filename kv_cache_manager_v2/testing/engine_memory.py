@@ -1,13 +1,18 @@
 """The memory of an engine whose manager has none: each layer's buffers lie by themselves, as an engine allocates its tensors."""
 
+from collections.abc import Iterable
 from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
-from ..base.ids import CacheTier
+from ..base.ids import CacheTier, DataRole, LayerId
 from ..base.integer_math import ceil_div
-from ..device.port import Device
+from ..device.copy_worker import CopyWorker
+from ..device.port import CopyBatch, Device
+from ..manager.kv_cache_manager import KVCacheManager
 from .kernel_buffer import KernelBuffer
+from .paged_sequence import PagedManager
+from .simulated_device import SimulatedDevice
 
 
 MAX_OF_STREAM: Final = 256
@@ -17,14 +22,53 @@ NUM_SCRATCH_PLACES: Final = 8 * MAX_OF_STREAM
 
 @final
 @mypyc_attr(native_class=True)
+class SimulatedWorker(CopyWorker):
+    """Executes lists on a stream of its own, whose copies run late, and on every buffer of a layer that is in the pool group."""
+
+    __slots__ = ("stream", "_memory", "_manager", "_device", "_buffers")
+
+    def __init__(self, memory: "EngineMemory", manager: KVCacheManager, device: SimulatedDevice, model: list[list[KernelBuffer]]) -> None:
+        super().__init__(manager.copy_layout)
+        self._memory = memory
+        self._manager = manager
+        self._device = device
+        self.stream = device.create_stream()
+        group_of: dict[int, int] = {}
+        for index, desc in enumerate(manager.pool_group_descs):
+            for variant in desc.slot_desc.variants:
+                group_of[int(variant.layer_group_id)] = index
+        self._buffers: list[list[KernelBuffer]] = [[] for _ in manager.pool_group_descs]
+        for buffers in model:
+            for buffer in buffers:
+                self._buffers[group_of[manager.get_layer_group_id(LayerId(buffer.layer_id))]].append(buffer)
+
+    def copy(self, from_level: int, from_slot: int, to_level: int, to_slot: int, pool_group: int) -> None:
+        for buffer in self._buffers[pool_group]:
+            converter = self._manager.get_page_index_converter(LayerId(buffer.layer_id), DataRole(buffer.role))
+            stride = int(self._manager.get_page_stride(LayerId(buffer.layer_id), DataRole(buffer.role)))
+            num_bytes = converter.scale * converter.expansion * stride
+            batch = CopyBatch(CacheTier.GPU_MEM, CacheTier.GPU_MEM, num_bytes)
+            target = self._address(buffer, to_level, pool_group, num_bytes) + to_slot * num_bytes
+            batch.add(target, self._address(buffer, from_level, pool_group, num_bytes) + from_slot * num_bytes)
+            self._device.copy_own(self.stream, batch)
+
+    def _address(self, buffer: KernelBuffer, level: int, pool_group: int, num_bytes: int) -> int:
+        most = self.layout[level][pool_group] + (NUM_SCRATCH_PLACES if level == 0 else 0)
+        return self._memory.address_of(id(self._manager), buffer, most * num_bytes, level)
+
+
+@final
+@mypyc_attr(native_class=True)
 class EngineMemory:
     """A range of the device for each buffer of each manager, from its first use to `close`."""
 
-    __slots__ = ("_device", "_ranges", "_streams")
+    __slots__ = ("_device", "_ranges", "_streams", "_workers")
 
     _device: Final[Device]
-    _ranges: Final[dict[tuple[int, int, str], tuple[int, int]]]
-    """Address and bytes, by manager, layer and role."""
+    _ranges: Final[dict[tuple[int, int, str, int], tuple[int, int]]]
+    """Address and bytes, by manager, layer, role and level."""
+    _workers: Final[dict[int, SimulatedWorker]]
+    """By manager that lists copies."""
     _streams: Final[list[int]]
     """Those that have places for scratch blocks, behind the manager's slots."""
 
@@ -32,6 +76,7 @@ class EngineMemory:
         self._device = device
         self._ranges = {}
         self._streams = []
+        self._workers = {}
 
     def take_scratch(self, stream: int, num_taken: int, num_blocks: int) -> int:
         """The first place for so many scratch blocks of a step on that stream; ``num_taken``: what the step has by now."""
@@ -41,8 +86,8 @@ class EngineMemory:
         assert num_taken + num_blocks <= MAX_OF_STREAM and begin < NUM_SCRATCH_PLACES, f"{num_blocks} scratch blocks are too many"
         return begin + num_taken
 
-    def address_of(self, manager: int, buffer: KernelBuffer, num_bytes: int) -> int:
-        key = (manager, buffer.layer_id, buffer.role)
+    def address_of(self, manager: int, buffer: KernelBuffer, num_bytes: int, level: int = 0) -> int:
+        key = (manager, buffer.layer_id, buffer.role, level)
         found = self._ranges.get(key)
         if found is None:
             granularity = self._device.granularity_bytes(CacheTier.GPU_MEM)
@@ -52,8 +97,36 @@ class EngineMemory:
             found = self._ranges[key] = (address, mapped)
         return found[0]
 
+    def execute_copies(self, manager: PagedManager, stream: int, streams: Iterable[int], model: list[list[KernelBuffer]]) -> None:
+        """Take the next list of the manager's copies, if it lists them, and execute it: behind the kernels of all ``streams``, and before
+        what is launched on ``stream`` from now on. The one before is reported."""
+        if not isinstance(manager, KVCacheManager) or manager.init_config.copy_workers == 0:
+            return
+        device = self._device
+        assert isinstance(device, SimulatedDevice), "lists of copies are executed on a simulated device"
+        worker = self._workers.get(id(manager))
+        if worker is None:
+            worker = self._workers[id(manager)] = SimulatedWorker(self, manager, device, model)
+        if worker.num_done > 0:
+            for index in range(manager.init_config.copy_workers):
+                manager.report_copies(worker.num_done, index, worker.layout)
+        for other in streams:
+            self._order(other, worker.stream)
+        number, copies = manager.take_copies(worker.num_done)
+        worker.execute(number, copies)
+        self._order(worker.stream, stream)
+
+    def _order(self, before: int, after: int) -> None:
+        event = self._device.record_event(before)
+        self._device.wait_event(after, event)
+        self._device.release_event(event)
+
     def close(self) -> None:
         """Nothing that was launched is running."""
+        for worker in self._workers.values():
+            self._device.synchronize_stream(worker.stream)
+            self._device.destroy_stream(worker.stream)
+        self._workers.clear()
         for address, mapped in self._ranges.values():
             self._device.unmap_memory(CacheTier.GPU_MEM, address, mapped)
             self._device.release_range(CacheTier.GPU_MEM, address, mapped)

@@ -229,6 +229,8 @@ class FakeEngine(Handle):
     def _prepare(self, batches: list[StepBatch], takes_part: list[bool]) -> list[BatchLaunch]:
         launches: list[BatchLaunch] = []
         for batch in batches:
+            if self._memory is not None:
+                self._memory.execute_copies(batch.manager, batch.stream, self._streams, self._model)
             plan = LaunchPlan(batch, self._model, self._index_mode, self._has_scratch, self._memory)
             layers = [plan.layer(layer_index) for layer_index in range(len(self._model)) if takes_part[layer_index]]
             self._streams[batch.stream] = None

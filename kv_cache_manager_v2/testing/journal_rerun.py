@@ -129,7 +129,7 @@ class _Rerun:
         self.folder = None
         try:
             config = decode_config(reader.config)
-            if config.takes_no_copies and device.has_memory:
+            if config.is_external and device.has_memory:
                 self.device = ExternalDevice()
             pieces = reader.restored()
             tier = config.cache_tiers[len(config.cache_tiers) - 1]
@@ -336,6 +336,10 @@ class _Rerun:
         # With best efforts the recording machine's memory decided: the outcome is asked for, not the wish.
         found = self.manager.resize(level, new_quota if best_efforts and result else quota, best_efforts)
         self.compare("result", result, found)
+
+    def take_copies(self, after: int, num_copies: int) -> None:
+        _, copies = self.manager.take_copies(after)
+        self.compare("number of copies", num_copies, len(copies))
 
     # -- fields --------------------------------------------------------------------------------------------------------
 

@@ -86,7 +86,7 @@ class ReferencePages:
             division = config.divide_into_equal_slots()
             for rule, members in zip(self.rules, layers):
                 slot_bytes = None if division is None or rule.is_state else sum(division.slot_bytes)
-                rules = ScratchRule(rule, members, size, scratch.max_rewind_len, config.takes_no_copies, slot_bytes)
+                rules = ScratchRule(rule, members, size, scratch.max_rewind_len, config.is_external, slot_bytes)
                 self._scratch_rules.append(rules)
         self.tree = ReferenceTree(size, self.rules)
         self.state = StateRule(config, self.rules, self.tree)

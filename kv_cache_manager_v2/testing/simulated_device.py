@@ -24,6 +24,7 @@ from ..base.checks import to_bool, to_count, to_int
 from ..base.errors import LogicError, OutOfMemoryError, StorageIOError
 from ..base.given import Given
 from ..base.ids import CacheTier
+from ..device.copy_log import CopyLog
 from ..device.port import CopyBatch, Device, HostKernel, MemoryAccess
 from .faults import FaultPlan
 from .race_detector import RaceDetector
@@ -60,7 +61,7 @@ class SimulatedDevice(Device):
     __slots__ = (
         "seed", "faults", "_detector", "_disks", "_events", "_free_stream_handles", "_granularity_bytes", "_held_events",
         "_is_closed", "_limit_bytes", "_mapped_bytes", "_next_event", "_next_stream", "_num_host_waits", "_queues",
-        "_random", "_ranges", "_scheduler", "_total_bytes", "_is_external",
+        "_random", "_ranges", "_scheduler", "_total_bytes", "_is_external", "_log",
     )  # fmt: skip
 
     seed: Final[int]
@@ -68,6 +69,7 @@ class SimulatedDevice(Device):
     _random: Final[Random]
     _is_closed: bool
     _is_external: Final[bool]
+    _log: CopyLog | None
     _granularity_bytes: Final[int]
     _total_bytes: Final[int]
     _limit_bytes: Final[list[int]]  # by tier
@@ -106,6 +108,7 @@ class SimulatedDevice(Device):
         self._random = Random(seed)
         self._is_closed = False
         self._is_external = to_bool(is_external, "is_external")
+        self._log = None
         self._granularity_bytes = granularity_bytes
         self._total_bytes = total_bytes
         self._limit_bytes = [total_bytes for _tier in _TIERS]
@@ -316,9 +319,22 @@ class SimulatedDevice(Device):
 
     # -- work ---------------------------------------------------------------------------------------------------------
 
+    def list_copies(self) -> CopyLog:
+        """Of a manager whose memory is the engine's; what the engine copies itself goes through `copy_own`."""
+        assert self._is_external, "copies are listed where the memory is the engine's"
+        log = self._log = CopyLog()
+        return log
+
     def copy_batch(self, stream: int, batch: CopyBatch) -> None:
-        self._require_open()
+        if self._log is not None:
+            self._log.add(batch.dst_addresses, batch.src_addresses, batch.count)
+            return
         self._require_memory("a copy")
+        self.copy_own(stream, batch)
+
+    def copy_own(self, stream: int, batch: CopyBatch) -> None:
+        """`copy_batch` in memory that the engine has here itself."""
+        self._require_open()
         queue = self._queue(stream)
         self._require_tier(batch.dst_tier)
         self._require_tier(batch.src_tier)

@@ -155,7 +155,7 @@ CALLS_OF_THE_ENGINE = {
     "KVCacheManager": (
         "adjust advance_clock can_finish clear_reusable_blocks commit_batch create_kv_cache demote find_refusal flush_journal freeze "
         "get_iteration_statistics invalidate_reuse_scope keep_restored pool_view prefetch ready record_block_times release resize "
-        "resize_batch restored retain shutdown state_layer_group_id time_transfers"
+        "report_copies reset_copies resize_batch restored retain shutdown state_layer_group_id take_copies time_transfers"
     ),
     "KVCache": (
         "Status close commit commit_input commit_tree find_refusal fork get_ssm_block_base_index plan_committed_block_drop prefetch "

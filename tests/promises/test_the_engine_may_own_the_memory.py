@@ -167,6 +167,7 @@ REFUSED = {
     "KVCacheManager.get_aggregated_pages": "has no memory",
     "KVCacheManager.get_mem_pool_base_address": "has no memory",
     "KVCacheManager.pool_view": "has no memory",
+    "KVCacheManager.reset_copies": "copy_workers",
     "KVCacheManager.resize": "slot_counts",
 }
 """What each refusal says; whatever else there is works."""

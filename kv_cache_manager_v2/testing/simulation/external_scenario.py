@@ -1,17 +1,19 @@
-"""Worlds in which the engine owns the memory, and the manager's device takes no copies."""
+"""Worlds in which the engine owns the memory: nothing is copied, or the engine executes lists of copies."""
 
 from dataclasses import replace
 from random import Random
 from typing import Final
 
-from ...config.cache_tier_config import ExternalCacheTierConfig
+from ...base.ids import CacheTier
+from ...config.cache_tier_config import ExternalCacheTierConfig, HostCacheTierConfig
 from ...config.layer_config import AttentionLayerConfig
 from ...config.manager_config import KVCacheManagerConfig
 from ...manager.capacity import plan_capacity
 
 _SHARE_OF_SCENARIOS: Final = 0.15
 COPYING: Final = ("fork", "lend", "settle", "beams", "resize_level")
-"""Kinds of actions that begin with a call which is refused there."""
+"""Kinds of actions that begin with a call which is refused where nothing is copied; where lists are, all but the first."""
+_SHARE_OF_LISTING: Final = 0.5
 
 
 def make_external(config: KVCacheManagerConfig, seed: int) -> KVCacheManagerConfig:
@@ -20,6 +22,15 @@ def make_external(config: KVCacheManagerConfig, seed: int) -> KVCacheManagerConf
     if len(layers) == 0 or Random(167 * seed + 61).random() >= _SHARE_OF_SCENARIOS:
         return config
     top = config.cache_tiers[0]
+    random = Random(173 * seed + 67)
+    if random.random() < _SHARE_OF_LISTING:
+        lower = [tier if isinstance(tier, HostCacheTierConfig) else HostCacheTierConfig(tier.quota) for tier in config.cache_tiers[1:]]
+        config = replace(config, layers=layers, cache_tiers=[top, *lower], typical_step=None, initial_pool_ratio=None)
+        levels = [[group.num_slots for group in level.pool_groups] for level in plan_capacity(config).levels]
+        external = [ExternalCacheTierConfig(levels[0], top.eviction_policy, random.choice((1, 2)))]
+        for tier, counts in zip(config.cache_tiers[1:], levels[1:]):
+            external.append(ExternalCacheTierConfig(counts, tier.eviction_policy, tier=CacheTier.HOST_MEM))
+        return replace(config, cache_tiers=external)
     config = replace(
         config, layers=layers, cache_tiers=[top], enable_partial_reuse=False, allow_seq_rebasing=False, write_policy="back",
          typical_step=None, initial_pool_ratio=None,

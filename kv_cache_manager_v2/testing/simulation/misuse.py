@@ -69,7 +69,7 @@ def misuse_sequence(manager: KVCacheManager, sequence: SimulatedSequence, random
         if model.has_state and least_capacity > model.history:
             # The recurrent state cannot be rewound so far.
             attempts.append(_Attempt("resize", (least_capacity - 1, None), LogicError))
-        takes_trees = model.is_committing and not model.has_state and not manager.init_config.takes_no_copies
+        takes_trees = model.is_committing and not model.has_state and not manager.init_config.is_external
         beyond = ValueError if takes_trees else LogicError
         attempts += [
             _Attempt("reserve_transfer", (sequence.handle.num_blocks + 1,), ValueError),
@@ -100,11 +100,12 @@ def misuse_copies(manager: KVCacheManager, sequence: SimulatedSequence, random: 
     """Calls that would copy, or need bytes, where the memory is the engine's."""
     layer = manager.layer_ids[0]
     attempts = [
-        _Attempt("fork", (), LogicError),
         _Attempt("reserve_transfer", (), LogicError),
         _Attempt("commit_tree", ([1], [sequence.model.capacity]), LogicError),
         _Attempt("__setattr__", ("beam_width", 2), LogicError),
     ]
+    if manager.init_config.takes_no_copies:
+        attempts.insert(0, _Attempt("fork", (), LogicError))
     of_manager = [
         _Attempt("resize", (0, 1 << 20), LogicError),
         _Attempt("adjust", (), LogicError),

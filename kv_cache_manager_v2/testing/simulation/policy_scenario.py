@@ -62,7 +62,7 @@ def draw_settings(config: KVCacheManagerConfig, seed: int) -> KVCacheManagerConf
         max_pinned_share=random.choice((0.01, 0.1, 0.5, 0.5, 1.0)),
         max_sequence_length=random.choice((None, None, 1, 8 * size)),
     )
-    is_divided = config.typical_step is not None or config.initial_pool_ratio is not None or config.takes_no_copies
+    is_divided = config.typical_step is not None or config.initial_pool_ratio is not None or config.is_external
     if is_divided or random.random() >= _SHARE_WITH_TYPICAL_STEP:
         return config
     return replace(config, typical_step=BatchDesc([KVCacheDesc(4 * size, random.choice((0, 3 * size)))] * 2, random.choice((0, size))))

@@ -75,7 +75,7 @@ class RunState:
         if self.simulated is None and scenario.fault_share > 0.0:
             raise ValueError(f"scenario {scenario.seed} plans failures, and {self.device.name} cannot be made to fail")
         events = KVCacheEventManager(scenario.max_event_entries)
-        debug_fill = DebugFill.NAN if scenario.fills_pages and not config.takes_no_copies else None
+        debug_fill = DebugFill.NAN if scenario.fills_pages and not config.is_external else None
         self.manager = KVCacheManager(config, device=self.device, debug_fill=debug_fill, event_manager=events)
         self._follower = EventFollower(events)
         self.engine = FakeEngine(config, self.device)

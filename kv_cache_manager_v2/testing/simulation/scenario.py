@@ -191,8 +191,9 @@ class Scenario:
         kinds = draw_sharing(random.choices(list(weights), list(weights.values()), k=num_actions), seed)
         kinds = draw_decoding(kinds, seed, self.fault_share > 0.0)
         kinds = draw_planning(kinds, seed, self.fault_share > 0.0, any(isinstance(layer, SsmLayerConfig) for layer in self.config.layers))
-        if config.takes_no_copies:
-            kinds = ["copying" if kind in COPYING else kind for kind in kinds]
+        if self.config.is_external:
+            refused = COPYING if self.config.takes_no_copies else COPYING[1:]
+            kinds = ["copying" if kind in refused else kind for kind in kinds]
         self.actions = [Action(kind, int(random.random() * 1_000_000_000)) for kind in kinds]
         listening = Random(2 * seed + 1)  # its own random numbers: a listener changes nothing else
         self.max_event_entries = 100_000 if bends is BRIMFUL else listening.choice((0, 3, 100_000))
@@ -200,7 +201,7 @@ class Scenario:
         self.steps_per_invariants = LARGE_STEPS_PER_CHECK if self.is_large else 1
 
     def make_device(self) -> SimulatedDevice:
-        is_external = self.config.takes_no_copies
+        is_external = self.config.is_external
         return SimulatedDevice(self.seed, granularity_bytes=self.granularity_bytes, is_external=is_external)
 
 
@@ -249,7 +250,7 @@ def _draw_parts(config: KVCacheManagerConfig, seed: int) -> KVCacheManagerConfig
 def _divide_into_equal_slots(config: KVCacheManagerConfig, seed: int) -> KVCacheManagerConfig:
     """Some worlds, where memory is the manager's own and the layers can be divided."""
     random = Random(167 * seed + 61)
-    if config.takes_no_copies or config.initial_pool_ratio is not None or random.random() >= _SHARE_OF_EQUAL_SLOTS:
+    if config.is_external or config.initial_pool_ratio is not None or random.random() >= _SHARE_OF_EQUAL_SLOTS:
         return config
     try:
         return replace(config, max_slot_padding=random.choice((0.0, 0.25, 0.5)))

@@ -1,0 +1,43 @@
+"""Copies that a device lists instead of making: the engine's workers execute them, in order, before the kernels of the next step."""
+
+from typing import Final, final
+
+from librt.vecs import vec
+from mypy_extensions import i64, mypyc_attr
+
+from ..base.handle import Handle
+
+
+@final
+@mypyc_attr(native_class=True)
+class CopyLog(Handle):
+    """Copies enqueued since the last list was taken, by address, in the order of the calls.
+
+    The order of the lists is the device's only stream order: what was enqueued before list ``n`` was taken is done once it is executed.
+    """
+
+    __slots__ = ("targets", "sources", "num_taken", "num_done")
+
+    targets: Final[list[int]]
+    sources: Final[list[int]]
+    num_taken: i64
+    """The number of the last list that was taken."""
+    num_done: i64
+    """The number of the last list that all workers have executed."""
+
+    def __init__(self) -> None:
+        self.targets = []
+        self.sources = []
+        self.num_taken = 0
+        self.num_done = 0
+
+    def add(self, targets: vec[i64], sources: vec[i64], count: i64) -> None:
+        """List the first ``count`` copies."""
+        for position in range(count):
+            self.targets.append(int(targets[position]))
+            self.sources.append(int(sources[position]))
+
+    def clear(self) -> None:
+        """Forget what is listed: a list was taken, or everything is void."""
+        self.targets.clear()
+        self.sources.clear()
