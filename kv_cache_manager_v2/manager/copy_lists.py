@@ -76,9 +76,9 @@ class CopyLists:
         return taken + 1, copies
 
     def report(self, number: SupportsIndex, worker: SupportsIndex, layout: object) -> None:
-        given = int(to_count(number, "number"))
-        index = int(to_int_within(worker, "worker", 0, len(self._done) - 1))
-        found = tuple([tuple(to_list(counts, "each of layout")) for counts in to_list(layout, "layout")])
+        given, index = int(to_count(number, "number")), int(to_int_within(worker, "worker", 0, len(self._done) - 1))
+        levels = [to_list(counts, "each of layout") for counts in to_list(layout, "layout")]
+        found = tuple([tuple([int(to_count(count, "a number of layout")) for count in counts]) for counts in levels])
         self._require_none_lost()
         taken = int(self.log.num_taken)
         awaited = self._done[index] + 1
