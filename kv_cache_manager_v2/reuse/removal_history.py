@@ -4,8 +4,8 @@ A prefix is known by a 62-bit hash and 20 bits of its scope. While there is one 
 is a ring: the entry that was written first is overwritten. From the second scope on prefixes that are here have entries too, one each;
 then a bucket forgets the entry that was written first of a block that is gone, if there is one.
 
-The table grows by a bucket with each entry that is written, so memory comes with what is recorded, and no call copies what is there: the
-new bucket takes its part of one that is there already, with which it has all but the highest bit of its number in common (linear hashing).
+The table grows by a bucket with each entry that is written (`GrowingBuckets`), so memory comes with what is recorded, and no call copies
+what is there.
 
 Removals are recorded on the path of a call, and a prefix's bucket lies anywhere in the table. So entries are queued, and go to their
 buckets together, before the next question at the latest: a processor then fetches many buckets at once.
@@ -17,6 +17,7 @@ from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr, u8
 
 from ..base.growing_arrays import fill_words, reserve_up_to
+from ..base.growing_buckets import GrowingBuckets
 
 IS_HERE: Final = 0
 """The prefix was published, and not dropped; told only once there is a second scope. Other states: `FIRST_DROPPED` + the
@@ -42,20 +43,17 @@ _LINE_WORDS: Final = _ENTRY_WORDS * 512
 @mypyc_attr(native_class=True)
 class RemovalHistory:
     __slots__ = (
-        "num_entries", "_words", "_turns", "_most_buckets", "_num_buckets", "_span", "_time", "_line", "_line_end", "_keeps_one_each",
-        "_one",
+        "num_entries", "_words", "_turns", "_most_buckets", "_buckets", "_time", "_line", "_line_end", "_keeps_one_each", "_one",
     )  # fmt: skip
 
     num_entries: Final[int]
     """That it grows to."""
     _words: vec[i64]
-    """Buckets."""
+    """Of buckets."""
     _turns: Final[vec[u8]]
     """By bucket, which entry is overwritten next while it is a ring."""
     _most_buckets: Final[i64]
-    _num_buckets: i64
-    _span: i64
-    """The least power of two of so many buckets or more."""
+    _buckets: Final[GrowingBuckets]
     _time: i64
     _line: Final[vec[i64]]
     _line_end: i64
@@ -69,8 +67,7 @@ class RemovalHistory:
             most *= 2
         self.num_entries = most * _WAYS
         self._most_buckets = most
-        self._num_buckets = 1
-        self._span = 1
+        self._buckets = GrowingBuckets()
         self._words = fill_words(reserve_up_to(vec[i64](), most * _BUCKET_WORDS + _LINE_WORDS), _BUCKET_WORDS, NO_PREFIX)
         self._turns = vec[u8]([0] * most)
         self._time = 0
@@ -118,12 +115,13 @@ class RemovalHistory:
         at: i64 = 0
         words = self._words
         turns = self._turns
+        buckets = self._buckets
         while at < end:
             prefix = line[at]
-            if self._num_buckets < self._most_buckets:
+            if buckets.count < self._most_buckets:
                 self._add_bucket()
                 words = self._words
-            bucket = self._bucket_of(prefix)
+            bucket = buckets.bucket_of(prefix)
             if self._keeps_one_each:
                 self._write(bucket, prefix, line[at + 1])
             else:
@@ -134,21 +132,15 @@ class RemovalHistory:
                 words[place + 1] = line[at + 1]
             at += _ENTRY_WORDS
 
-    def _bucket_of(self, prefix: i64) -> i64:
-        bucket = prefix & (self._span - 1)
-        return bucket if bucket < self._num_buckets else bucket - (self._span >> 1)
-
     def _add_bucket(self) -> None:
         """One more, which takes its part of the entries of another."""
-        added = self._num_buckets
-        self._num_buckets = added + 1
-        if added == self._span:
-            self._span = 2 * added
+        buckets = self._buckets
+        added = buckets.count
+        parted = buckets.add()
         if (added + 1) * _BUCKET_WORDS > len(self._words):
             self._words = fill_words(self._words, len(self._words) + _LINE_WORDS, NO_PREFIX)
         words = self._words
         turns = self._turns
-        parted = added - (self._span >> 1)
         begin = parted * _BUCKET_WORDS
         end = begin + _BUCKET_WORDS
         first = i64(turns[parted]) * _ENTRY_WORDS
@@ -164,7 +156,7 @@ class RemovalHistory:
             prefix = words[at]
             entry = words[at + 1]
             words[at] = NO_PREFIX
-            if self._bucket_of(prefix) == added:
+            if buckets.bucket_of(prefix) == added:
                 words[moved] = prefix
                 words[moved + 1] = entry
                 moved += _ENTRY_WORDS
@@ -198,7 +190,7 @@ class RemovalHistory:
         if self._line_end > 0:
             self._settle()
         words = self._words
-        at = self._bucket_of(prefix) * _BUCKET_WORDS
+        at = self._buckets.bucket_of(prefix) * _BUCKET_WORDS
         end = at + _BUCKET_WORDS
         newest: i64 = -1
         found: i64 = NOT_KNOWN

@@ -1,4 +1,5 @@
-"""A manager takes addresses for what its tiers can be asked to grow to (`max_quota`), not for all of the machine's memory."""
+"""A manager takes addresses for what its tiers can be asked to grow to (`max_quota`), not for all of the machine's memory, and its own
+memory as it is used."""
 
 import dataclasses
 import subprocess
@@ -129,3 +130,28 @@ def test_a_process_with_few_addresses_has_room_for_a_small_tier_and_is_told_the_
     first, second = output.splitlines()
     assert first == "a manager"
     assert "RLIMIT_AS" in second and "max_quota" in second
+
+
+START = """
+import dataclasses, resource, sys
+sys.path[:0] = {path!r}
+from small_models import config_of
+from kv_cache_manager_v2 import ExternalDevice, GpuCacheTierConfig, KVCacheManager
+def used():
+    return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
+for num_slots in (1000, 10_000_000):
+    config = config_of(num_slots=num_slots)
+    config = dataclasses.replace(config, cache_tiers=[GpuCacheTierConfig(config.cache_tiers[0].quota)])
+    before = used()
+    with KVCacheManager(config, device=ExternalDevice()) as manager:
+        print(manager.get_storage_statistics()[0].total, used() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_manager_for_ten_million_slots_starts_in_little_memory() -> None:
+    """With the defaults, once a small one has loaded the code; one byte a slot would be ten times as much."""
+    program = START.format(path=[str(Path(__file__).parent), *filter(None, sys.path)])
+    output = subprocess.run([sys.executable, "-P", "-c", program], stdout=subprocess.PIPE, text=True, check=True).stdout
+    num_slots, num_bytes = map(int, output.splitlines()[1].split())
+    assert num_slots >= 10_000_000 and num_bytes < MEGABYTE, output

@@ -83,7 +83,6 @@ ELSEWHERE: dict[str, str] = {
     "storage/eviction/segment_traits.py _NUM_KINDS": "kinds: tests/unit/storage/test_hazard_model.py",
     "storage/eviction/hazard_model.py _STEPS_PER_OCTAVE": "a factor",
     "storage/eviction/hazard_model.py _NUM_WAITING": "no limit",
-    "storage/eviction/ghost_runs.py _SMALLEST": "runs of ghosts: tests/unit/storage/test_segments.py",
     "storage/eviction/hazard_model.py NUM_BUCKETS": "no limit",
     "storage/eviction/hazard_model.py _SHARED_RATE": "a factor",
     "storage/eviction/hazard_model.py _SHARED": "no limit",

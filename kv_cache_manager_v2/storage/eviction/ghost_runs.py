@@ -1,7 +1,7 @@
 """Which segment lost the run of pages that begins with a content: segments by the content key of their ghost nearest to the root.
 
-A segment is evicted from its end on, so what is gone of it is one run along a path: it takes one entry, however long it is. An open
-hash table of segment numbers with linear probing and backward shifting; the keys stand in the segments.
+A segment is evicted from its end on, so what is gone of it is one run along a path: it takes one entry, however long it is. A hash table of
+chained segments, of as many buckets as there were runs at most (`GrowingBuckets`); the keys stand in the segments.
 """
 
 from typing import Final, final
@@ -9,9 +9,10 @@ from typing import Final, final
 from librt.vecs import vec
 from mypy_extensions import i32, i64, mypyc_attr
 
+from ...base.growing_arrays import fill_numbers, reserve_numbers
+from ...base.growing_buckets import GrowingBuckets
 from .segment_table import NO_SEGMENT, SEGMENT_WORDS, TOP, SegmentTable
 
-_SMALLEST: Final = 64
 _MIXER: Final = 0x2545F4914F6CDD1D & ((1 << 61) - 1)
 _MASK: Final = (1 << 62) - 1
 
@@ -19,80 +20,73 @@ _MASK: Final = (1 << 62) - 1
 @final
 @mypyc_attr(native_class=True)
 class GhostRuns:
-    __slots__ = ("num_runs", "_segments", "_table")
+    __slots__ = ("num_runs", "_links", "_buckets", "_table")
 
     num_runs: i64
-    _segments: vec[i32]
-    """NO_SEGMENT where there is none."""
+    _links: vec[i32]
+    """At 2 x segment the next one in its bucket, at 2 x bucket + 1 the first one there; NO_SEGMENT where there is none. A bucket comes with
+    a run, so there are as few of them as of segments."""
+    _buckets: Final[GrowingBuckets]
     _table: Final[SegmentTable]
 
     def __init__(self, table: SegmentTable) -> None:
         self.num_runs = 0
-        self._segments = vec[i32]([0] * _SMALLEST)
+        self._links = vec[i32]([NO_SEGMENT, NO_SEGMENT])
+        self._buckets = GrowingBuckets()
         self._table = table
+
+    def reserve(self, num_segments: i64) -> None:
+        """Take addresses for runs of so many, so that none of them is moved when another one comes."""
+        self._links = reserve_numbers(self._links, 2 * (num_segments + 1))
 
     def find(self, key: i64) -> i64:
         """The segment with that TOP, or NO_SEGMENT."""
-        return i64(self._segments[self._find_place(key)])
+        links = self._links
+        words = self._table.words
+        segment = i64(links[self._place_of(key)])
+        while segment != NO_SEGMENT and words[segment * SEGMENT_WORDS + TOP] != key:
+            segment = i64(links[2 * segment])
+        return segment
 
     def put(self, segment: i64, key: i64) -> None:
         """Of a segment that is not in it; nor is another one with the key. From now on that is its TOP."""
-        if self.num_runs * 2 >= len(self._segments):
-            self.reserve(len(self._segments))
+        self._links = fill_numbers(self._links, 2 * (segment + 1), NO_SEGMENT)
+        if self.num_runs >= self._buckets.count:
+            self._add_bucket()
         self._table.words[segment * SEGMENT_WORDS + TOP] = key
-        self._set(self._find_place(key), segment)
+        self._set_first(segment, key)
         self.num_runs += 1
 
     def take(self, segment: i64) -> None:
         """A segment that is in it."""
-        segments = self._segments
+        links = self._links
         words = self._table.words
-        mask: i64 = len(segments)
-        mask -= 1
-        hole = self._find_place(words[segment * SEGMENT_WORDS + TOP])
-        assert segments[hole] == segment, "a run of ghosts is not found"
-        probe = (hole + 1) & mask
-        while segments[probe] != NO_SEGMENT:
-            home = self._home(words[i64(segments[probe]) * SEGMENT_WORDS + TOP])
-            if (probe - home) & mask >= (probe - hole) & mask:
-                segments[hole] = segments[probe]
-                hole = probe
-            probe = (probe + 1) & mask
-        segments[hole] = 0
+        place = self._place_of(words[segment * SEGMENT_WORDS + TOP])
+        while links[place] != segment:
+            assert links[place] != NO_SEGMENT, "a run of ghosts is not found"
+            place = 2 * i64(links[place])
+        links[place] = links[2 * segment]
         words[segment * SEGMENT_WORDS + TOP] = 0
         self.num_runs -= 1
 
-    def _set(self, place: i64, segment: i64) -> None:
+    def _add_bucket(self) -> None:
+        """One more, which takes its part of the runs of another."""
+        place = 2 * self._buckets.add() + 1
+        segment = i64(self._links[place])
+        self._links[place] = NO_SEGMENT
+        while segment != NO_SEGMENT:
+            following = i64(self._links[2 * segment])
+            self._set_first(segment, self._table.words[segment * SEGMENT_WORDS + TOP])
+            segment = following
+
+    def _set_first(self, segment: i64, key: i64) -> None:
+        """Of its bucket."""
+        links = self._links
+        place = self._place_of(key)
         entry: int = segment
-        self._segments[place] = entry
+        links[2 * segment] = links[place]
+        links[place] = entry
 
-    def reserve(self, num_runs: i64) -> None:
-        """Room for so many runs, so that none of them is moved when another one comes."""
-        old = self._segments
-        size: i64 = len(old)
-        while size < 2 * num_runs:
-            size *= 2
-        if size == len(old):
-            return
-        words = self._table.words
-        self._segments = vec[i32]([0] * size)
-        for place in range(len(old)):
-            segment = i64(old[place])
-            if segment != NO_SEGMENT:
-                self._set(self._find_place(words[segment * SEGMENT_WORDS + TOP]), segment)
-
-    def _home(self, key: i64) -> i64:
-        mask: i64 = len(self._segments)
-        mask -= 1
-        return ((((key ^ (key >> 29)) * _MIXER) & _MASK) >> 24) & mask
-
-    def _find_place(self, key: i64) -> i64:
-        """Where a segment with that TOP stands, or would."""
-        segments = self._segments
-        words = self._table.words
-        mask: i64 = len(segments)
-        mask -= 1
-        place = self._home(key)
-        while segments[place] != NO_SEGMENT and words[i64(segments[place]) * SEGMENT_WORDS + TOP] != key:
-            place = (place + 1) & mask
-        return place
+    def _place_of(self, key: i64) -> i64:
+        """Of the first one in the bucket of a segment with that TOP."""
+        return 2 * self._buckets.bucket_of((((key ^ (key >> 29)) * _MIXER) & _MASK) >> 24) + 1

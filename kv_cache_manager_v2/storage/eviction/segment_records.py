@@ -169,14 +169,14 @@ class SegmentRecords:
             self._restart_parts()
 
     def reserve(self, queue: i64, num_slots: i64) -> None:
-        """Take the memory that `set_capacity` needs."""
+        """Take the addresses that `set_capacity` needs."""
         total: i64 = sum(self._capacities)
         self._reserve_segments(total - self._capacities[queue] + num_slots)
 
     def _reserve_segments(self, num_slots: i64) -> None:
         num_segments = _count_segments(num_slots)
-        self.ghosts.reserve(num_segments)
-        self.table.reserve(num_segments)
+        if self.table.reserve(num_segments):
+            self.ghosts.reserve(num_segments)
 
     def _restart_parts(self) -> None:
         """Parts have another length: count what is known once more."""

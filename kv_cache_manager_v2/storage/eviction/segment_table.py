@@ -97,11 +97,13 @@ class SegmentTable:
         self._chosen = []
         self._num_reserved = 0
 
-    def reserve(self, num_segments: i64) -> None:
-        """Take addresses for so many, so that none is copied when another one is made."""
-        if num_segments > self._num_reserved:
-            self._num_reserved = num_segments
-            self.words = reserve_up_to(self.words, (num_segments + 1) * SEGMENT_WORDS)
+    def reserve(self, num_segments: i64) -> bool:
+        """Take addresses for so many, so that none is copied when another one is made; False where there were as many."""
+        if num_segments <= self._num_reserved:
+            return False
+        self._num_reserved = num_segments
+        self.words = reserve_up_to(self.words, (num_segments + 1) * SEGMENT_WORDS)
+        return True
 
     def add_queue(self) -> None:
         self._oldest_queued.append(NO_SEGMENT)

@@ -1,4 +1,4 @@
-"""The open hash table of ghosts' runs against a plain dict, through growth in the middle and on request."""
+"""The hash table of ghosts' runs against a plain dict, through growth in the middle and on request."""
 
 from random import Random
 
@@ -40,12 +40,14 @@ def test_against_a_dict(seed: int) -> None:
             assert all(runs.find(key) == segment for key, segment in model.items())
 
 
-def test_what_is_there_is_found_after_growth() -> None:
-    for num_runs in (1, 31, 32, 33, 300):
+def test_what_is_there_is_found_after_growth_and_memory_comes_with_it() -> None:
+    for num_runs in (1, 31, 32, 33, 300, 3000):
         table = SegmentTable()
         runs = GhostRuns(table)
+        runs.reserve(500)
         segments = [table.add(NO_SEGMENT, 0, 0) for _ in range(num_runs)]
         for number, segment in enumerate(segments):
             runs.put(segment, 7919 * number + 1)
+            assert len(runs._links) == 2 * (segment + 1) and runs._buckets.count == number + 1
         runs.reserve(1000)
         assert [runs.find(7919 * number + 1) for number in range(num_runs)] == segments

@@ -245,10 +245,10 @@ def test_what_was_reserved_is_not_copied(num_segments: int) -> None:
     """The sentinel has words, too. A smaller reserve, and the same one, change nothing."""
     table = SegmentTable()
     table.add_queue()
-    table.reserve(num_segments)
+    assert table.reserve(num_segments)
     words = table.words
-    table.reserve(num_segments)
-    table.reserve(num_segments // 2)
+    assert not table.reserve(num_segments)
+    assert not table.reserve(num_segments // 2)
     make_segments(table, 0, num_segments)
     words[KEY] = 5
     assert table.words[KEY] == 5

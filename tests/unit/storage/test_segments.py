@@ -301,12 +301,12 @@ def test_memory_is_bounded_by_the_slots(most_blocks: int) -> None:
     level.records.check()
     assert table.num_ghosts <= GHOSTS_PER_SLOT * capacity
     assert table.num_segments <= capacity * 7 // 16 + SPARE_SEGMENTS
-    # Words of eight bytes each, ghosts of four; the sentinel and the spare ones are of no slot.
-    ghosts_bytes = 4 * len(level.records.ghosts._segments)
+    # Words of eight bytes each, links of four; the sentinel and the spare ones are of no slot.
+    ghosts_bytes = 4 * len(level.records.ghosts._links)
     segment_bytes = 8 * (len(table.words) - (1 + SPARE_SEGMENTS) * SEGMENT_WORDS)
-    ghosts_of_spare = 4 * 4 * SPARE_SEGMENTS
+    ghosts_of_spare = 4 * 2 * (1 + SPARE_SEGMENTS)
     page_notes = 4 * capacity
-    assert segment_bytes + ghosts_bytes - ghosts_of_spare + page_notes <= 42 * capacity
+    assert segment_bytes + ghosts_bytes - ghosts_of_spare + page_notes <= 36 * capacity
 
 
 def test_pages_find_a_segment_where_there_are_as_many_as_there_may_be() -> None:
