@@ -25,8 +25,11 @@ class Tracer:
         self._operations: dict[CodeType, dict[int, str]] = {}
         self._latest: dict[FrameType, str] = {}
 
+    def follows(self, frame: FrameType) -> bool:
+        return frame.f_code.co_filename.rsplit("/", 1)[-1].removesuffix(".py") in self.modules
+
     def begin(self, frame: FrameType, event: str, argument: object) -> Any:
-        if frame.f_code.co_filename.rsplit("/", 1)[-1].removesuffix(".py") not in self.modules:
+        if not self.follows(frame):
             return None
         frame.f_trace_opcodes = True
         frame.f_trace_lines = False

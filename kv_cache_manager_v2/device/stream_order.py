@@ -285,10 +285,11 @@ class StreamOrder:
             seen = append(seen, 0)
             since = append(since, 0)
         event_tick = source.event_ticks[position]
-        seen[source_index] = event_tick
+        # In this order: cut off in between, it counts as not waited for.
         since[source_index] = timeline.tick
-        timeline.seen = seen
         timeline.seen_since = since
+        seen[source_index] = event_tick
+        timeline.seen = seen
 
     def wait_all(self, index: i64, points: vec[i64], slots: vec[i64], count: i64) -> None:
         """`wait` for the points of the first ``count`` slots: of neighbours on one timeline for the last one, which is after the others."""
@@ -416,9 +417,9 @@ class StreamOrder:
         self.wait(join.index, b)
         # First the call that the device may refuse: only then is the pair stored.
         result = self.mark(join.index)
+        join.result = result  # the first: it is after the old pair, too
         join.a = a
         join.b = b
-        join.result = result
         return result
 
     def _event_position(self, source: Timeline, tick: i64) -> i64:
@@ -438,14 +439,17 @@ class StreamOrder:
         except Exception as error:
             self._wait_on_host(timeline.stream, _DONE, error)
             event = _DONE
-        timeline.events.append(event)
-        timeline.event_ticks = append(timeline.event_ticks, timeline.tick)
+        ticks = append(timeline.event_ticks, timeline.tick)
+        # In this order: cut off in between, later events stand for older points, which they cover.
         timeline.tick += 1
+        timeline.event_ticks = ticks
+        timeline.events.append(event)
         if len(timeline.events) > 2 * _EVENTS_KEPT:
             # A later event then covers an older point: correct, and done long ago.
-            self._release(timeline.events[:_EVENTS_KEPT])
+            old = timeline.events[:_EVENTS_KEPT]
             timeline.events = timeline.events[_EVENTS_KEPT:]
             timeline.event_ticks = timeline.event_ticks[_EVENTS_KEPT:]
+            self._release(old)
 
     def _release(self, events: list[int]) -> None:
         for event in events:

@@ -590,8 +590,7 @@ class KVCacheManager(Handle):
             request.prompt_length = prompt_length
             if terms is not None:
                 _add_terms(request, terms, self._config.tokens_per_block)
-            state = self._begin(request, input_tokens, packed, positions)
-            kv_cache = KVCache(state, self, self._open_sequences)
+            kv_cache = self._begin(request, input_tokens, packed, positions)
             given = (input_tokens, packed)
             length = 0 if expected_prompt_length is None else prompt_length + 1
             asks = custom_priority_callback is not None
@@ -599,7 +598,7 @@ class KVCacheManager(Handle):
             journal.record(CREATE, ASKED, scope, given, asks, length, positions, terms, is_counted)
             return kv_cache
 
-    def _begin(self, request: Request, input_tokens: Tokens | None, packed: bytes | None, positions: list[int]) -> SequenceState:
+    def _begin(self, request: Request, input_tokens: Tokens | None, packed: bytes | None, positions: list[int]) -> KVCache:
         """A sequence that holds what there is of its tokens. What the user's callback raises comes before anything changes."""
         shared = self._shared
         found = self._matches.find(request.scope, packed, True)
@@ -609,21 +608,27 @@ class KVCacheManager(Handle):
             shared.uses_priorities = True
         if request.is_counted:
             self._levels.sample_demand()
-        residency.hold_match(state, found.match, self._matches.planned)
         text = b"" if packed is None else packed
-        if input_tokens is not None and packed is not None:
-            request.given_end = state.num_committed
-            if state.num_committed < len(text) // TOKEN_BYTES:
-                # A long prompt's tokens, kept, are memory that the next request's would otherwise get without a page fault.
-                request.given = GivenTokens(input_tokens, packed)
+        shared.guard.begin_change()
+        residency.hold_match(state, found.match, self._matches.planned)
         if shared.has_state:
             begin_with(state, found, text, int(request.prompt_length), positions, request.is_counted)
-        usage = self._usage.recorder
-        self._restored = None
-        if usage is not None:
-            usage.open_account(state, request.prompt_length, request.is_counted)
-            usage.record_match(state, text, found.match, self._matches.num_untrimmed)
-        return state
+        shared.guard.end_change()
+        try:
+            if input_tokens is not None and packed is not None:
+                request.given_end = state.num_committed
+                if state.num_committed < len(text) // TOKEN_BYTES:
+                    # A long prompt's tokens, kept, are memory that the next request's would otherwise get without a page fault.
+                    request.given = GivenTokens(input_tokens, packed)
+            self._restored = None
+            usage = self._usage.recorder
+            if usage is not None:
+                usage.open_account(state, request.prompt_length, request.is_counted)
+                usage.record_match(state, text, found.match, self._matches.num_untrimmed)
+            return KVCache(state, self, self._open_sequences)
+        except BaseException:
+            residency.close(state)
+            raise
 
     @property
     def open_kv_caches(self) -> list[KVCache]:

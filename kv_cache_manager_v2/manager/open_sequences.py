@@ -19,6 +19,7 @@ from ..sequence import commit as commit_steps
 from ..sequence import page_arrivals, residency
 from ..sequence.beams import list_beams
 from ..sequence.call_guard import Abandoned, StateChecker
+from ..sequence.early_copying import offload_if_idle
 from ..sequence.planned_steps import take_back
 from ..sequence.sequence_state import CLOSED, SequenceState
 from ..sequence.shared_state import SharedState
@@ -112,6 +113,8 @@ class OpenSequences:
         if not state.request.is_counted and state in self._not_counted:
             self._not_counted.remove(state)
         state.shared.guard.journal.close(state.request.serial, state.request.continues)
+        # Last: Ctrl-C may come while a disk is written.
+        offload_if_idle(state.shared)
 
     def rewind(self, state: SequenceState, packed: bytes, usage: UsageRecorder | None) -> None:
         """The sequence holds what is there of the tokens ``packed``, and nothing else."""
@@ -120,6 +123,7 @@ class OpenSequences:
         buffers = [table.buffer for table in state.tables]
         old_num_blocks = int(state.num_blocks)
         self._release(state)
+        offload_if_idle(state.shared)
         reopen(state, packed, buffers, old_num_blocks, usage)
         guard.end_change()
 

@@ -20,12 +20,12 @@ def apply_hint(shared: SharedState, kind: int, scope: ReuseScope, packed: bytes,
     """Apply it to the blocks that are there. ``kind``: as in the journal; ``value``: the priority or level."""
     blocks = shared.tree.find_path(scope, packed)
     num_found = _count_tokens(shared, blocks)
-    shared.guard.begin_change()
     if kind == WARM:
         num_accepted = num_found if try_prefetch_blocks(shared, blocks, value) else 0
     else:
+        shared.guard.begin_change()
         num_accepted = _count_tokens(shared, _set_priority(shared, kind, blocks, value, duration))
-    shared.guard.end_change()
+        shared.guard.end_change()
     return HintResult(num_accepted, num_found - num_accepted, len(packed) // TOKEN_BYTES - num_found)
 
 

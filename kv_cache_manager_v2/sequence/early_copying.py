@@ -7,6 +7,7 @@ from mypy_extensions import i64
 from ..storage.early_copies import EarlyCopies
 from ..storage.page_rows import NO_PAGE
 from .sequence_state import SequenceState
+from .shared_state import SharedState
 
 
 def offload_published(state: SequenceState, first_block: i64) -> None:
@@ -23,12 +24,16 @@ def offload_published(state: SequenceState, first_block: i64) -> None:
             snapshot_page = snapshot.first_page + shared.state_life_cycle
     if first_block >= end and snapshot_page == NO_PAGE:
         return
-    shared.guard.begin_change()
     if shared.storage.durable is None:
         early.offload_copies(_list_pages(state, first_block, end, snapshot_page))
     else:
         _put_off(state, early, first_block, end, snapshot_page)
-    shared.guard.end_change()
+
+
+def offload_if_idle(shared: SharedState) -> None:
+    """What was put off, where no sequence is active."""
+    if shared.traffic.early_copies is not None:
+        shared.traffic.early_copies.offload_if_idle()
 
 
 def _list_pages(state: SequenceState, first_block: i64, end: i64, snapshot_page: i64) -> vec[i64]:
@@ -52,8 +57,10 @@ def _put_off(state: SequenceState, early: EarlyCopies, first_block: i64, end: i6
         early.put_off(snapshot_page)
     if not early.offload_if_many() and num_copies == 0 and snapshot_page == NO_PAGE:
         return
+    state.shared.guard.begin_change()
     if snapshot_page != NO_PAGE:
         copies.touch(snapshot_page)
     while end > first_block:
         end -= 1
         copies.touch_block(blocks[end].first_page, num_life_cycles)
+    state.shared.guard.end_change()

@@ -34,15 +34,8 @@ def try_prefetch(state: SequenceState, level: i64) -> bool:
         return True
     if not _has_room(shared, wanted, level):
         return False
+    shared.traffic.onboarding.bring_up(wanted, nothing, False, None)
     shared.guard.begin_change()
-    try:
-        shared.traffic.onboarding.bring_up(wanted, nothing, False, None)
-    except AssertionError:
-        raise
-    except Exception:
-        # All is in its queues again, whatever the device refused.
-        shared.guard.end_change()
-        raise
     shared.traffic.onboarding.put_back(wanted)
     shared.guard.end_change()
     return True
@@ -61,6 +54,7 @@ def try_prefetch_blocks(shared: SharedState, blocks: list[Block], level: i64) ->
         settle_reads(storage)
     if not _has_page_below(shared, blocks, level):
         return True
+    shared.guard.begin_change()
     held = vec[i64]()
     for block in blocks:
         for life_cycle in range(shared.num_life_cycles):
@@ -75,6 +69,7 @@ def try_prefetch_blocks(shared: SharedState, blocks: list[Block], level: i64) ->
         wanted.add(page, rows.level(page), storage.pool_group_of_page(page), rows.is_queued(page))
     is_done = False
     nothing = vec[i64]([0] * int(storage.num_pool_groups))
+    shared.guard.end_change()
     num_begun = storage.changes.num_begun
     try:
         if _has_room(shared, wanted, level):
@@ -87,9 +82,18 @@ def try_prefetch_blocks(shared: SharedState, blocks: list[Block], level: i64) ->
         if storage.changes.num_begun > num_begun:
             raise  # in the middle of a change: the manager is broken, and this is why
         _logger.warning("a prefetch is left out: %s", str(error))
-    for page in held:
-        storage.release(page, storage.pool_group_of_page(page))
+    except BaseException:
+        _release(shared, held)
+        raise
+    _release(shared, held)
     return is_done
+
+
+def _release(shared: SharedState, held: vec[i64]) -> None:
+    shared.guard.begin_change()
+    for page in held:
+        shared.storage.release(page, shared.storage.pool_group_of_page(page))
+    shared.guard.end_change()
 
 
 def _has_page_below(shared: SharedState, blocks: list[Block], level: i64) -> bool:

@@ -132,21 +132,18 @@ def _resume_all(state: SequenceState, stream: int, waits: bool) -> bool:
     if plan is None:
         return False
     timeline = shared.order.enter(stream)
-    shared.guard.begin_change()
     try:
         if wanted is not None and wanted.needs_work(plan.peak):
             shared.traffic.onboarding.bring_up(wanted, plan.peak, waits, account)
         else:
             shared.traffic.room.make_room(plan.peak, account)
-    except AssertionError:
-        raise
-    except Exception as error:
-        # All is in its queues again, whatever the device refused.
+    except BaseException as error:
+        # All is in its queues again, whether the device refused or Ctrl-C came.
         shared.order.leave(timeline)
-        shared.guard.end_change()
         if isinstance(error, StorageIOError) and len(shared.traffic.onboarding.failed) > 0:
             raise make_load_failed(state, shared.traffic.onboarding.failed, str(error)) from error
         raise
+    shared.guard.begin_change()
     if plan.withdraws_tail:
         forget_copies_of_tail(state)
     try:
@@ -337,8 +334,13 @@ def close(state: SequenceState) -> None:
         end_twins(state, mark)
     state.scratch.release_all(mark)
     leave_last_state(state)
-    if shared.traffic.early_copies is not None:
-        offload_published(state, 0)
+    # Not in a change, as Ctrl-C may come while a disk is written, and the rest goes by closing again; a last state is left only once.
+    splits = shared.traffic.early_copies is not None and not shared.has_state
+    if splits:
+        shared.guard.end_change()
+    offload_published(state, 0)
+    if splits:
+        shared.guard.begin_change()
     free_state(state, mark)
     _release_blocks(state, mark)
     if tree.has_digests and state.tail.count > 0:
@@ -357,8 +359,6 @@ def close(state: SequenceState) -> None:
     state.status = CLOSED
     state.sharing.planned = None
     state.next_slow_capacity = 0
-    if shared.traffic.early_copies is not None:
-        shared.traffic.early_copies.offload_if_idle()
     shared.guard.end_change()
 
 

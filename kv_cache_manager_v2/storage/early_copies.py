@@ -15,7 +15,6 @@ from typing import Final, final
 from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
-from ..base.errors import PageMoveError
 from ..base.package_log import PackageLog
 from ..events.removal_cause import CAPACITY
 from .page_rows import NO_PAGE, PLACE, ROW_WORDS, WordColumn, level_of_place, priority_of_place
@@ -60,13 +59,18 @@ class EarlyCopies:
             self._storage.closed.look()
             if self._storage.closed.is_closed(self._target):
                 return
+        num_begun = self._storage.changes.num_begun
         for pool_group in range(self._storage.num_pool_groups):
             for level in range(self._target):
                 wanted = self._choose(pages, level, pool_group)
                 if len(wanted) > 0:
                     try:
                         self._write_group(wanted, level, pool_group)
-                    except PageMoveError as error:
+                    except AssertionError:
+                        raise
+                    except Exception as error:
+                        if self._storage.changes.num_begun > num_begun:
+                            raise  # in the middle of a change: the manager is broken, and this is why
                         _logger.warning("%s; these pages are written when they have to go", str(error))
 
     def put_off(self, page: i64) -> None:
@@ -85,8 +89,10 @@ class EarlyCopies:
             elif is_put_off[page] == 0:
                 place = words[page * ROW_WORDS + PLACE]
                 if place != NO_PAGE and level_of_place(place) < self._target:
+                    grown = append(self._put_off, page)
+                    # Both or, interrupted, neither.
+                    self._put_off = grown
                     is_put_off[page] = 1
-                    self._put_off = append(self._put_off, page)
         return num_copies
 
     def offload_if_many(self) -> bool:
@@ -111,11 +117,14 @@ class EarlyCopies:
         is_put_off = self._is_put_off.words
         pages = vec[i64](capacity=len(self._put_off))
         for page in self._put_off:
-            is_put_off[page] = 0
             if rows.has_page(page) and owner.is_published(page):
                 pages = append(pages, page)
+        self._storage.changes.begin()
+        for page in self._put_off:
+            is_put_off[page] = 0
         # Empty first: reclaiming slots may drop pages, and a copy that is refused is not tried again.
         self._put_off = vec[i64]()
+        self._storage.changes.end()
         self.offload_copies(pages)
 
     def _choose(self, pages: vec[i64], level: i64, pool_group: i64) -> vec[i64]:
@@ -164,8 +173,10 @@ class EarlyCopies:
         except BaseException:
             moves.undo(level, pool_group, self._target)
             raise
+        storage.changes.begin()
         storage.counters.record_copied(level, self._target, pool_group, count)
         ready = allocator.ready
         for slot in moves.targets:
             ready[slot] = point
         storage.copies.keep_all(moves.pages, index, moves.targets, point)
+        storage.changes.end()

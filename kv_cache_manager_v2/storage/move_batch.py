@@ -78,9 +78,9 @@ class MoveBatch:
         """Have all of them copied; returns the point after that. Whatever it raises, the caller must `undo`."""
         storage = self._storage
         durable = storage.durable
-        if durable is not None and target_level == durable.index:
-            _announce_pages(storage, durable, pool_group, self.pages, self.targets, len(self.pages))
         try:
+            if durable is not None and target_level == durable.index:
+                _announce_pages(storage, durable, pool_group, self.pages, self.targets, len(self.pages))
             point = self._mover.move(pool_group, source_level, self.sources, target_level, self.targets, len(self.pages))
         finally:
             if durable is not None:

@@ -202,12 +202,22 @@ def test_early_copies_push_out_what_is_worth_least_below_and_no_other_copy() -> 
             assert bench.manager.probe_reuse(input_tokens=list(bench.texts[number])) == 12
 
 
-def test_a_device_that_refuses_early_copies_costs_nothing() -> None:
+@pytest.mark.parametrize("copy_is_made", [False, True])
+def test_a_device_that_refuses_early_copies_costs_nothing(copy_is_made: bool) -> None:
+    """The copy, or the event behind it and the host's wait in its place."""
     device = SimulatedDevice(1)
     with Bench(through(4, [("host", 12)]), device) as bench:
-        device.faults.fail("copy", 1, Refused("not now"))
-        first = bench.suspended(1, 2 * TOKENS_PER_BLOCK, commit=True)
-        assert device.faults.num_fired == 1 and clean_copies(bench, 1) == 0
+        first = bench.manager.create_kv_cache(id=1)
+        assert first.resume() and bench.write(first, 2 * TOKENS_PER_BLOCK)
+        if copy_is_made:
+            # The events before it: of the commit, and of what the copy reads.
+            device.faults.fail("record", 3, Refused("not now"))
+            device.faults.fail("synchronize", 1, Refused("not now"))
+        else:
+            device.faults.fail("copy", 1, Refused("not now"))
+        first.commit(bench.texts[1])
+        first.suspend()
+        assert device.faults.num_fired == 1 + copy_is_made and clean_copies(bench, 1) == 0
         bench.manager.check_invariants()
         second = bench.suspended(2, 4 * TOKENS_PER_BLOCK)
         assert bench.num_copied(0, 1) == 2

@@ -1,5 +1,6 @@
 """Ctrl-C between any two lines of a call: the interruption is raised, and the manager serves on with every byte right, or says that it
-is broken; a shutdown frees everything. Interpreted: compiled code is interrupted only where it waits or calls code of the user's."""
+is broken; a shutdown frees everything. Above a durable level it is counted how often it is broken. Interpreted: compiled code is
+interrupted only where it waits or calls code of the user's."""
 
 import random
 import sys
@@ -8,9 +9,12 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from durable_models import durable_config
+from lossy_files import LossyDisk, LossyFiles
+from served_interrupts import Place, Tracer
 from tiered_models import tiered_config
 
-from kv_cache_manager_v2 import CorruptedError, HostDevice, KVCache, KVCacheManager, is_compiled
+from kv_cache_manager_v2 import CorruptedError, HostDevice, KVCache, KVCacheManager, KVCacheManagerConfig, is_compiled
 from kv_cache_manager_v2.testing import FakeEngine, Step
 
 LIBRARY = "kv_cache_manager_v2"
@@ -18,6 +22,8 @@ ENGINE = "kv_cache_manager_v2.testing"
 STEM = list(range(10, 24))
 """Three blocks of 4 tokens and a half: a prompt that goes on from it has a last block that is shared in part."""
 NUM_CUTS = 40
+NUM_PLACES = 24
+"""So many are tried of those where a call above a durable level can be interrupted."""
 
 
 def in_destructor(frame: FrameType) -> bool:
@@ -52,13 +58,17 @@ class Cut:
 class Server:
     """A full cache of 13 blocks above a level of eight."""
 
+    num_prompts = 5
+
     def __init__(self) -> None:
-        config = tiered_config(26, [("host", 16)], windows=(None, 6), allow_seq_rebasing=False)
-        self.device = HostDevice()
+        self.device, config = self.setting()
         self.manager = KVCacheManager(config, device=self.device)
         self.engine = FakeEngine(config, self.device)
-        for last in range(5):
+        for last in range(self.num_prompts):
             self.serve([*STEM, 100 + last, 200, 201, 202, 203])
+
+    def setting(self) -> tuple[HostDevice, KVCacheManagerConfig]:
+        return HostDevice(), tiered_config(26, [("host", 16)], windows=(None, 6), allow_seq_rebasing=False)
 
     def serve(self, prompt: list[int]) -> None:
         with self.manager.create_kv_cache(input_tokens=prompt[:-1]) as kv_cache:
@@ -82,6 +92,24 @@ class Server:
             self.serve([*STEM[: rng.randrange(1, 15)], *[rng.randrange(3) for _token in range(6)]])
             self.manager.check_invariants()
         self.engine.synchronize()
+
+
+class DurableServer(Server):
+    """The same above a durable level, which has most of what was served."""
+
+    num_prompts = 12
+
+    def setting(self) -> tuple[HostDevice, KVCacheManagerConfig]:
+        config = durable_config("/tmp", 26, 16, 64, windows=(None, 6), allow_seq_rebasing=False)
+        return HostDevice(files=LossyFiles(LossyDisk())), config
+
+
+class PlaceTracer(Tracer):
+    """Every place of the library where CPython serves a signal."""
+
+    def follows(self, frame: FrameType) -> bool:
+        name = str(frame.f_globals.get("__name__", ""))
+        return name.startswith(LIBRARY) and not name.startswith(ENGINE) and not in_destructor(frame)
 
 
 def create(server: Server) -> Callable[[], object]:
@@ -158,6 +186,10 @@ def shrink(server: Server) -> Callable[[], object]:
     return lambda: server.manager.resize(0, quota // 2, best_efforts=True)
 
 
+def clear(server: Server) -> Callable[[], object]:
+    return server.manager.clear_reusable_blocks
+
+
 def cut(call: Callable[[Server], Callable[[], object]], at: int) -> tuple[Server, int, BaseException | None]:
     """The server after the call, how many lines the call has executed, and what it raised."""
     server = Server()
@@ -174,7 +206,38 @@ def cut(call: Callable[[Server], Callable[[], object]], at: int) -> tuple[Server
     return server, tracer.num_lines, raised
 
 
-@pytest.mark.skipif(is_compiled(), reason="compiled code has no lines between which it could be interrupted")
+def serves_on(server: Server, at: int) -> bool:
+    """Whether it does, with every byte right; else it is broken, and says so."""
+    try:
+        for kv_cache in server.manager.open_kv_caches:
+            kv_cache.close()
+        server.manager.create_kv_cache().close()
+    except CorruptedError as error:
+        assert "broken" in str(error), f"cut at {at}: {error}"
+        is_broken = True
+    else:
+        server.serve_on(at)
+        is_broken = False
+    server.manager.shutdown()
+    return is_broken
+
+
+def cut_at(call: Callable[[Server], Callable[[], object]], place: Place | None) -> tuple[DurableServer, PlaceTracer]:
+    server = DurableServer()
+    run = call(server)
+    tracer = PlaceTracer((), place)
+    try:
+        with tracer.at_work():
+            run()
+    except KeyboardInterrupt:
+        assert tracer.has_raised
+    return server, tracer
+
+
+only_interpreted = pytest.mark.skipif(is_compiled(), reason="compiled code has no lines between which it could be interrupted")
+
+
+@only_interpreted
 @pytest.mark.parametrize(
     "call",
     [create, resume, resize, small_step, commit, commit_what_is_cached, suspend, close, fork, ready, prefetch, retain, shrink],
@@ -189,21 +252,35 @@ def test_at_every_line(call: Callable[[Server], Callable[[], object]], caplog: p
     server.serve_on(0)
     server.manager.shutdown()
     step = max(num_lines // NUM_CUTS, 1)
-    num_broken = 0
     for at in range(1, num_lines + 1, step):
         server, _num_lines, raised = cut(call, at)
         assert isinstance(raised, KeyboardInterrupt), f"cut at line {at}: {raised!r}"
         raised = None
-        try:
-            for kv_cache in server.manager.open_kv_caches:
-                kv_cache.close()
-            server.manager.create_kv_cache().close()
-        except CorruptedError as error:
-            assert "broken" in str(error), f"cut at line {at}: {error}"
-            num_broken += 1
-        else:
-            server.serve_on(at)
-        server.manager.shutdown()
+        serves_on(server, at)
+@only_interpreted
+@pytest.mark.parametrize(
+    ("call", "most_percent"),
+    [
+        (create, 30), (resume, 42), (resize, 42), (small_step, 70), (commit, 85), (suspend, 75), (close, 42), (prefetch, 46), (clear, 90)
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)  # fmt: skip
+def test_how_many_places_break_a_manager_with_a_durable_level(
+    call: Callable[[Server], Callable[[], object]], most_percent: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An interruption there comes in the middle of a change. Disks are read and written before one, or after it."""
+    caplog.set_level(100)
+    server, tracer = cut_at(call, None)
+    assert not serves_on(server, 0)
+    places = list(tracer.places)
+    num_broken = 0
+    num_raised = 0
+    for at, place in enumerate(places[:: max(len(places) // NUM_PLACES, 1)]):
+        server, tracer = cut_at(call, place)
+        num_raised += tracer.has_raised
+        num_broken += serves_on(server, at)
+    print(f"{call.__name__}: {num_broken} of {num_raised} places, of {len(places)}")
+    assert num_raised >= NUM_PLACES and 100 * num_broken <= most_percent * num_raised
 
 
 def test_an_interruption_that_the_caller_handles_is_none_of_the_call() -> None:
