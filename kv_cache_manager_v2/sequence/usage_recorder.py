@@ -33,7 +33,7 @@ from ..stats.usage_counters import (
 from ..storage.page_storage import PageStorage
 from .sequence_state import SequenceState
 
-HISTORY_PER_SLOT: Final = 10
+HISTORY_PER_SLOT: Final = 4
 MAX_HISTORY_ENTRIES: Final = 1 << 19
 """8.1 MiB, all told."""
 

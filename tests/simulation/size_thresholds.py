@@ -122,6 +122,7 @@ ELSEWHERE: dict[str, str] = {
     "reuse/prefix_hash.py RUN_WORDS": "no limit",
     "reuse/removal_history.py _WAYS": "entries of a bucket: tests/unit/reuse/test_removals_against_lists.py",
     "reuse/removal_history.py _ENTRY_WORDS": "no limit",
+    "reuse/removal_history.py _ENTRIES_A_BUCKET": "how far it has grown: tests/unit/reuse/test_removals_against_lists.py",
     "reuse/removal_history.py _BUCKET_WORDS": "no limit",
     "reuse/removal_history.py _LINE_WORDS": "texts that wait: tests/unit/reuse/test_removals_against_lists.py",
     "reuse/token_packing.py MAX_TOKEN_ID": "no size",
