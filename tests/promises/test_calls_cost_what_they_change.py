@@ -216,6 +216,9 @@ LEFT_OUT: Final = {
     "KVCacheManager.flush_journal": "needs a journal, whose bytes it writes",
     "KVCacheManager.state_layer_group_id": "needs recurrent layers: a look into a dict",
     "KVCache.get_ssm_block_base_index": "the same",
+    "KVCacheManager.take_copies": "needs memory that the engine's workers copy: a look at each open sequence, and at each copy",
+    "KVCacheManager.report_copies": "the same: a look at each worker, and at the layout",
+    "KVCacheManager.reset_copies": "the same: as clear_reusable_blocks",
 }
 
 
