@@ -53,7 +53,8 @@ def plan_slot_counts(
     layout: SlotLayout, config: KVCacheManagerConfig, quota_bytes: int, level: int
 ) -> tuple[int, ...]:
     """Slots by pool group: at most ``quota_bytes`` in all, and no further slot would fit; or those of external memory."""
-    tier = config.cache_tiers[level]
+    # Asked, too, for a level that the configuration has not, as one more like the others.
+    tier = config.cache_tiers[level if level < len(config.cache_tiers) else 0]
     if isinstance(tier, ExternalCacheTierConfig):
         return _require_slots(layout, config, tier.slot_counts, level)
     return _share_quota(layout, config, quota_bytes, level, _minimum_within(layout, config, quota_bytes, level))

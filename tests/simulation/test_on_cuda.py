@@ -18,7 +18,7 @@ from kv_cache_manager_v2.testing.simulation.simulated_run import SimulatedRun
 from .cuda_over_fake import import_fake, make_cuda_device, require_clean
 
 NUM_ACTIONS = 200
-SEEDS = [seed for seed in range(60) if (world := Scenario(seed, 1)).fault_share == 0.0 and not world.config.takes_no_copies][:12]
+SEEDS = [seed for seed in range(60) if (world := Scenario(seed, 1)).fault_share == 0.0 and not world.config.is_external][:12]
 
 pytestmark = pytest.mark.skipif(
     import_fake("kernels_on_host").COMPILER is None, reason="no C++ compiler to run the CUDA source on the processor"
