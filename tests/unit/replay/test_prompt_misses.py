@@ -30,19 +30,19 @@ def test_published_tokens_in_a_part_of_a_block_went_with_those_before_them() -> 
 
 
 def test_nothing_is_forgotten_while_the_history_has_room() -> None:
-    """Chats in memory for few of them: the history has ten records a slot, more than all blocks that there ever were."""
+    """Chats in memory for few of them: the history has four records a slot, more than all blocks that there ever were."""
     requests = []
     for turn in range(3):
         for chat in range(12):
             requests.append(request_of(len(requests), [(100 * chat + part, 13) for part in range(turn + 1)]))
-    report = replay(requests, memory_bytes=24 * BYTES_PER_BLOCK, limits=one_at_a_time())
+    report = replay(requests, memory_bytes=40 * BYTES_PER_BLOCK, limits=one_at_a_time())
     assert report.missed_tokens["evicted"] > 0 and "forgotten" not in report.missed_tokens
     assert report.hit_tokens + sum(report.missed_tokens.values()) == report.prompt_tokens
 
 
 def test_a_tiny_cache_forgets_what_was_here() -> None:
     """One long-gone prompt comes back: nothing of it is new."""
-    # 4 blocks of 4 tokens remember 64 blocks. 150 other prompts of 2 blocks come before the first returns.
+    # 4 blocks of 4 tokens remember 16 blocks. 150 other prompts of 2 blocks come before the first returns.
     requests = [request_of(0, [(0, 8)])]
     requests += [request_of(number, [(number, 8)]) for number in range(1, 151)]
     requests.append(request_of(151, [(0, 8)]))
