@@ -81,7 +81,7 @@ demo: interpreted ## Serve a generated workload through the manager and a fake e
 		--build "$(MAKE) --no-print-directory compiled" $(REPLAY)
 
 QUICK := -m "not slow and not long" -q
-test: interpreted compiled ## Both builds in eleven minutes on two cores: every promise, and a slice of the simulation.
+test: interpreted compiled ## Both builds in ten minutes on two cores: every promise, and a slice of the simulation.
 	$(INTERPRETED) $(RUN_TESTS) $(QUICK) tests/promises tests/contract
 	$(COMPILED) $(RUN_TESTS) $(QUICK) --ignore=tests/tidy
 	@echo "passed: the promises and the devices' contract in both builds; units, properties and a slice of the simulation compiled."
