@@ -59,7 +59,7 @@ Spoil = Callable[[int, Any], Any]
 
 
 def serve(manager: KVCacheManager, seed: int, spoil: Spoil | None = None) -> int:
-    """Random steps of a few sequences that share beginnings; how many copies were listed. ``spoil``: what becomes of a list's copies."""
+    """Random steps of a few sequences that share beginnings; how many copies were listed. ``spoil``: changes a list that workers get."""
     random = Random(seed)
     workers = [Worker(manager) for _ in range(NUM_WORKERS)]
     queue: deque[Any] = deque()
