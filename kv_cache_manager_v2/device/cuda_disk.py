@@ -153,9 +153,7 @@ class CudaDisk:
     def copy(self, stream: int, batch: CopyBatch) -> None:
         """Copy. ``batch`` has at least one copy, all its addresses are mapped, and one of its tiers is DISK."""
         assert self._staging is not None
-        self.is_busy = True
         self.poll()
-        self.is_busy = True
         started: list[DiskJob] = []
         with self._context:
             try:
@@ -284,6 +282,8 @@ class CudaDisk:
         job.signal = self._take_flag()
         for gate in gates:
             job.gates.append(FlagGate(gate))
+        # Not before: taking a flag may have found every earlier job done.
+        self.is_busy = True
         self._trail.add(stream, job)
         self._open.append(job)
         self._workers.start(job, earlier_jobs)

@@ -264,21 +264,35 @@ def test_launches_with_the_lock_held_behind_a_disk() -> None:
     own.close()
 
 
-def test_more_pieces_than_there_are_flags() -> None:
-    """One copy of 1,500 staging slots' worth takes more flags than there are words."""
+@pytest.mark.parametrize("waits", [True, False])
+def test_more_pieces_than_there_are_flags(waits: bool) -> None:
+    """One copy of 600 staging slots' worth takes two flags a slot, and there are 1,024 words. Where the copy itself waits for each job,
+    all of them are done when the words run out; the jobs after that are still known: the last one fails, and that is told."""
     driver = AsyncCudaDriver(3, eager=True)
-    device = CudaDevice(driver=driver, granularity_bytes=PAGE, files=FakeFiles(), staging_bytes=2 * MIB)
+    files = FakeFiles()
+    device = CudaDevice(
+        driver=driver, granularity_bytes=PAGE, files=files, staging_bytes=2 * MIB if waits else MIB, streams_wait_for_disk=waits
+    )
     ranges = {tier: MemoryRange(device, tier, 4 * MIB, "/nowhere" if tier == DISK else None) for tier in (GPU, DISK)}
     for memory in ranges.values():
         memory.resize(4 * MIB)
     stream = device.create_stream()
     device.fill(stream, ranges[GPU].address, MIB, 7)
+
+    def answer(is_write: bool, offset: int, num_bytes: int) -> int:
+        if not is_write and offset >= MIB:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return num_bytes
+
+    files.answer = answer
     for dst, src in ((DISK, GPU), (GPU, DISK)):
         batch = CopyBatch(dst, src, MIB)
-        for _ in range(1500):
-            batch.add(ranges[dst].address, ranges[src].address)
+        for number in range(600):
+            offset = MIB if number == 599 else 0
+            batch.add(ranges[dst].address + offset, ranges[src].address + offset)
         device.copy_batch(stream, batch)
-    device.synchronize_stream(stream)
+    with pytest.raises(StorageIOError):
+        device.synchronize_stream(stream)
     for memory in ranges.values():
         memory.close()
     device.close()
@@ -346,7 +360,8 @@ def test_what_a_broken_context_kept_from_the_disk_is_lost_and_never_read(caplog:
     error = transfers.read(with_lost)
     assert error is not None and "never written" in str(error)
     assert transfers.read(without) is None and bench.values(HOST, [0]) == [1]
-    bench.files.let_go()
+    bench.driver.heal()
+    bench.close()
 
 
 def test_staging_is_taken_with_the_first_range_only() -> None:
