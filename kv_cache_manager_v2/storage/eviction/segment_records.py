@@ -435,27 +435,6 @@ class SegmentRecords:
         assert self.num_pages >= 0, f"{self.num_pages} pages in segments"
         self.shadow.check(self._part)
 
-    def check(self) -> None:
-        """Evaluate the laws from scratch."""
-        self.check_count()
-        words = self.table.words
-        num_ghosts = 0
-        stamp = -1
-        num_queued = 0
-        for segment in self.table.collect():
-            at: i64 = segment * SEGMENT_WORDS
-            assert words[at + STAMP] >= stamp, "segments are not in the order of their age"
-            stamp = int(words[at + STAMP])
-            counts = words[at + COUNTS]
-            num_ghosts += int(counts >> HIGH_SHIFT)
-            assert (counts >> HIGH_SHIFT > 0) == (words[at + TOP] != 0), f"segment {segment} has no key of its ghosts"
-            if words[at + TOP] != 0:
-                assert self.ghosts.find(words[at + TOP]) == segment, f"the ghosts of segment {segment} are not found"
-            num_queued += int(counts & LOW > 0)
-        assert num_ghosts == self.table.num_ghosts, f"{num_ghosts} ghosts, counted {self.table.num_ghosts}"
-        in_lines = sum([lines.check_lines() for lines in self.lines if lines is not None])
-        assert num_queued == in_lines, f"{num_queued} segments with pages, {in_lines} in lines"
-
 
 def _count_segments(num_slots: i64) -> i64:
     """That there may be for so many slots."""

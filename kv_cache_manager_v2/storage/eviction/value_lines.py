@@ -23,11 +23,11 @@ _NO_ROW: Final = 0
 @final
 @mypyc_attr(native_class=True)
 class ValueLines(EvictionQueue):
-    __slots__ = ("_table", "_notes", "_heads", "_one")
+    __slots__ = ("_table", "_notes", "heads", "_one")
 
     _table: Final[SegmentTable]
     _notes: Final[PageNotes]
-    _heads: Final[vec[i32]]
+    heads: Final[vec[i32]]
     """By priority and line, from 1 on: its first page, or _NO_ROW."""
     _one: Final[vec[i64]]
 
@@ -35,7 +35,7 @@ class ValueLines(EvictionQueue):
         super().__init__(rows, first_sentinel)
         self._table = table
         self._notes = notes
-        self._heads = vec[i32]([_NO_ROW] * (NUM_PRIORITIES << PRIORITY_SHIFT))
+        self.heads = vec[i32]([_NO_ROW] * (NUM_PRIORITIES << PRIORITY_SHIFT))
         self._one = vec[i64]([0])
 
     def push(self, page: i64) -> None:
@@ -88,12 +88,12 @@ class ValueLines(EvictionQueue):
         join_rows(words, words[head * ROW_WORDS + LINKS] >> 32, following)
         self._pull_head(old_key, head, following)
         segments[at + KEY] = key
-        behind = i64(self._heads[key])
+        behind = i64(self.heads[key])
         if (
             may_be_first and behind != _NO_ROW
             and segments[at + STAMP] < segments[segment_of_note(self._notes.get(behind)) * SEGMENT_WORDS + STAMP]
         ):  # fmt: skip
-            self._heads[key] = _NO_ROW
+            self.heads[key] = _NO_ROW
         else:
             behind = self._find_row_behind(key)
         join_rows(words, words[behind * ROW_WORDS + LINKS] >> 32, head)
@@ -110,7 +110,7 @@ class ValueLines(EvictionQueue):
 
     def _find_row_behind(self, key: i64) -> i64:
         """The first page of the next line that has some, or the sentinel of the priority."""
-        heads = self._heads
+        heads = self.heads
         sentinel = self._first_sentinel + (key >> PRIORITY_SHIFT)
         end = ((key >> PRIORITY_SHIFT) + 1) << PRIORITY_SHIFT
         key += 1
@@ -123,41 +123,13 @@ class ValueLines(EvictionQueue):
     def _note_head(self, key: i64, page: i64) -> None:
         """The page has come into the line, behind its first one."""
         entry: int = page
-        if self._heads[key] == _NO_ROW:
-            self._heads[key] = entry
+        if self.heads[key] == _NO_ROW:
+            self.heads[key] = entry
 
     def _pull_head(self, key: i64, page: i64, following: i64) -> None:
         """A page, or all from it on, has left the line, and that row is behind it."""
-        if i64(self._heads[key]) == page:
+        if i64(self.heads[key]) == page:
             note = self._notes.get(following)
             is_there = note & STATUS_MASK == IN_SEGMENT and self._table.words[segment_of_note(note) * SEGMENT_WORDS + KEY] == key
             entry: int = following if is_there else _NO_ROW
-            self._heads[key] = entry
-
-    def check_lines(self) -> int:
-        """Assert the laws of the lines from scratch; how many segments stand in them."""
-        words = self._table.words
-        heads = vec[i32]([_NO_ROW] * (NUM_PRIORITIES << PRIORITY_SHIFT))
-        num_segments = 0
-        num_left: i64 = 0
-        segment: i64 = 0
-        latest: i64 = 0
-        for page in self.collect():
-            note = self._notes.get(page)
-            key = self._rows.priority(page) << PRIORITY_SHIFT
-            if note & STATUS_MASK == IN_SEGMENT:
-                if num_left == 0:
-                    segment = segment_of_note(note)
-                    num_segments += 1
-                    num_left = words[segment * SEGMENT_WORDS + COUNTS] & LOW
-                    assert words[segment * SEGMENT_WORDS + PLACE] & LOW == page, f"segment {segment} begins elsewhere"
-                assert segment_of_note(note) == segment, f"page {page} stands among those of segment {segment}"
-                num_left -= 1
-                assert num_left > 0 or words[segment * SEGMENT_WORDS + PLACE] >> 32 == page, f"segment {segment} ends elsewhere"
-                key = words[segment * SEGMENT_WORDS + KEY]
-                if heads[key] == _NO_ROW:
-                    heads[key] = page
-            assert key >= latest and num_left >= 0, f"line {key} behind line {latest}"
-            latest = key
-        assert num_left == 0 and memoryview(heads).tobytes() == memoryview(self._heads).tobytes(), "a line begins elsewhere"
-        return num_segments
+            self.heads[key] = entry

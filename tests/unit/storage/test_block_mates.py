@@ -5,6 +5,7 @@ from random import Random
 import pytest
 from librt.vecs import vec
 from mypy_extensions import i64
+from unit.storage.learned_laws import check_records
 
 from kv_cache_manager_v2 import EvictionPolicy
 from kv_cache_manager_v2.storage.eviction.block_mates import BlockMates
@@ -67,7 +68,7 @@ class Blocks:
 
     def check(self) -> None:
         self.queue.check()
-        self.records.check()
+        check_records(self.records, self.rows)
         assert set(self.queue.collect()) == self.queued
 
 

@@ -5,6 +5,7 @@ from random import Random
 import pytest
 from librt.vecs import vec
 from mypy_extensions import i64
+from unit.storage.learned_laws import check_records
 from unit.storage.naive_learned import NaiveLearned
 from unit.storage.naive_queues import NaiveArc, NaiveLfu, NaiveLru, NaiveQueue, NaiveS3Fifo
 
@@ -188,7 +189,7 @@ class History:
     def check(self) -> None:
         self.queue.check()
         if isinstance(self.queue, LearnedQueue):
-            self.queue.records.check()
+            check_records(self.queue.records, self.rows)
         assert self.queue.num_pages == len(self.queued)
         assert set(self.queue.collect()) == self.queued == set(self.twin.queued())
         for page in self.pages:

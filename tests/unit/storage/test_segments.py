@@ -5,6 +5,7 @@ from random import Random
 import pytest
 from librt.vecs import vec
 from mypy_extensions import i64
+from unit.storage.learned_laws import check_records
 
 from kv_cache_manager_v2 import EvictionPolicy
 from kv_cache_manager_v2.storage.eviction.learned import LearnedQueue
@@ -123,7 +124,7 @@ def test_a_path_is_new_goes_on_or_branches() -> None:
     level.push(longer[:6] + level.make(3))
     branched = [(count, uses(traits), path_kind(traits)) for count, traits in level.segments()][-3:]
     assert branched == [(1, 0, 2), (2, 0, 2), (6, 2, 2)]
-    level.records.check()
+    check_records(level.records, level.rows)
 
 
 @pytest.mark.parametrize("num_evicted", [3, 10])
@@ -133,13 +134,13 @@ def test_content_that_comes_back_is_known(num_evicted: int) -> None:
     path = level.make(10)
     level.push(path)
     assert level.evict(num_evicted) == path[::-1][:num_evicted]
-    level.records.check()
+    check_records(level.records, level.rows)
     level.use(path[: 10 - num_evicted])
     level.push(path)
     # All of it is back, so it is no branch of what was there.
     assert {(uses(traits), path_kind(traits)) for _count, traits in level.segments()} == {(1, 1)}
     assert level.records.table.num_ghosts == 0
-    level.records.check()
+    check_records(level.records, level.rows)
 
 
 def test_a_path_that_leaves_that_of_the_ghosts_is_known_in_part() -> None:
@@ -151,7 +152,7 @@ def test_a_path_that_leaves_that_of_the_ghosts_is_known_in_part() -> None:
     level.push(path[:9] + level.make(6))
     known = [(count, uses(traits), path_kind(traits)) for count, traits in level.segments()]
     assert known == [(1, 0, 2), (9, 0, 2), (5, 1, 2)]
-    level.records.check()
+    check_records(level.records, level.rows)
 
 
 def test_a_path_that_goes_on_behind_a_segment_of_ghosts_has_all_of_it_back() -> None:
@@ -163,7 +164,7 @@ def test_a_path_that_goes_on_behind_a_segment_of_ghosts_has_all_of_it_back() -> 
     level.push(path[:10] + level.make(6))
     known = [(count, uses(traits), path_kind(traits)) for count, traits in level.segments()]
     assert known == [(1, 0, 1), (5, 0, 1), (10, 1, 1)]
-    level.records.check()
+    check_records(level.records, level.rows)
 
 
 def test_a_page_that_moves_stays_as_old_as_it_was() -> None:
@@ -182,14 +183,14 @@ def test_a_page_that_moves_stays_as_old_as_it_was() -> None:
     assert gpu.queue.num_pages == 0
     for page in victims:
         host.queue.push(page)
-    records.check()
+    check_records(records, rows)
     assert host.queue.collect() == victims
     assert (host.segments(), records.clock) == (before, clock)
     assert records.table.num_ghosts == 0
     # What goes from there is gone.
     host.evict(8)
     assert records.table.num_ghosts == 8
-    records.check()
+    check_records(records, rows)
 
 
 def test_a_segment_is_deferred_as_a_whole_until_its_value_is_computed_anew() -> None:
@@ -212,7 +213,7 @@ def test_a_segment_is_deferred_as_a_whole_until_its_value_is_computed_anew() -> 
     for page in (below, older[-2], older[-1], *older[-3::-1]):
         assert level.queue.first() == page
         level.queue.remove(page)
-    level.records.check()
+    check_records(level.records, level.rows)
 
 
 def test_raised_priorities_share_a_segment() -> None:
@@ -224,7 +225,7 @@ def test_raised_priorities_share_a_segment() -> None:
         level.queue.requeue(page)
     assert sorted(count for count, _traits in level.segments()) == [1, 9]
     assert level.queue.first() == path[-1]
-    level.records.check()
+    check_records(level.records, level.rows)
 
 
 @pytest.mark.parametrize("old", [35, 36])
@@ -238,7 +239,7 @@ def test_another_priority_is_exactly_that_one(old: int) -> None:
         for page in moved:
             level.rows.words[page * ROW_WORDS + PLACE] = pack_place(0, 0, raised)
             level.queue.requeue(page)
-        level.records.check()
+        check_records(level.records, level.rows)
     priorities = [int(level.rows.priority(page)) for page in level.evict(16)]
     assert priorities == [20] * 4 + [21] * 4 + [80] * 4 + [81] * 4
 
@@ -262,17 +263,17 @@ def test_a_page_that_goes_after_one_of_another_level_has_its_line_or_the_next(li
     while records.table.is_used(segment):
         gpu.queue.defer(page, below)
         lines.append(int(words[segment * SEGMENT_WORDS + KEY] & LAST_LINE) * records.table.is_used(segment))
-        records.check()
+        check_records(records, rows)
     assert lines == expected
 
 
-def test_a_check_of_everything_has_the_checks_of_the_counts() -> None:
+def test_the_check_of_a_queue_has_the_checks_of_the_counts() -> None:
     level = Level(10)
     level.push(level.make(2))
-    level.records.check()
+    level.queue.check()
     level.records.num_pages = -1
     with pytest.raises(AssertionError, match="-1 pages in segments"):
-        level.records.check()
+        level.queue.check()
 
 
 @pytest.mark.parametrize("most_blocks", [1, 3, 40])
@@ -298,7 +299,7 @@ def test_memory_is_bounded_by_the_slots(most_blocks: int) -> None:
         if num_queued + in_use + missing > capacity:
             level.evict(num_queued + in_use + missing - capacity)
         level.push(path)
-    level.records.check()
+    level.queue.check()
     assert table.num_ghosts <= GHOSTS_PER_SLOT * capacity
     assert table.num_segments <= capacity * 7 // 16 + SPARE_SEGMENTS
     # Words of eight bytes each, links of four; the sentinel and the spare ones are of no slot.
@@ -316,7 +317,7 @@ def test_pages_find_a_segment_where_there_are_as_many_as_there_may_be() -> None:
         level.push(level.make(1, 35 + number % 2))
     assert level.queue.num_pages == 2400
     assert level.records.table.num_segments == 2400 * 7 // 16 + SPARE_SEGMENTS
-    level.records.check()
+    level.queue.check()
     victims = level.evict(2400)
     assert [level.rows.priority(page) for page in victims] == [35] * 1200 + [36] * 1200
 

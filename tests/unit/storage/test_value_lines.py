@@ -6,6 +6,7 @@ from random import Random
 import pytest
 from librt.vecs import vec
 from mypy_extensions import i64
+from unit.storage.learned_laws import check_lines
 
 from kv_cache_manager_v2.storage.eviction.page_notes import PageNotes, in_segment, in_use
 from kv_cache_manager_v2.storage.eviction.segment_table import COUNTS, KEY, NO_SEGMENT, PRIORITY_SHIFT, SEGMENT_WORDS, STAMP, SegmentTable
@@ -84,5 +85,5 @@ def test_against_lists(seed: int, lines_used: tuple[int, ...]) -> None:
         in_order = [page for _key, _place, some in expected for page in some]
         assert lines.collect() == in_order
         assert (lines.first(), lines.num_pages) == (in_order[0] if in_order else NO_VICTIM, len(in_order))
-        assert lines.check_lines() == len(in_lines)
+        assert check_lines(lines, rows, table, notes) == len(in_lines)
         assert all(table.words[one * SEGMENT_WORDS + COUNTS] == len(pages[one]) for one in segments)
