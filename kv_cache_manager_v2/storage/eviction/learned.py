@@ -116,19 +116,20 @@ class LearnedQueue(VictimQueue):
     def _put_unused_back(self, pages: vec[i64], count: i64) -> i64:
         """Pages that no request has used since they left a queue go back to where they were; the others are the first of ``pages`` then:
         how many."""
-        notes = self._notes.notes
         num_used: i64 = 0
-        for position in range(count):
-            page = pages[position]
-            note = i64(notes[page])
-            if note & STATUS_MASK == MOVING:
-                self._arrive(page, note)
+        begin: i64 = 0
+        while begin < count:
+            page = pages[begin]
+            end = begin + 1
+            if self._notes.get(page) & STATUS_MASK == MOVING:
+                end = self._arrive(pages, begin, count)
             elif self.stands_first(page):
                 self._lines.push_first(page)
                 self.num_pages += 1
             else:
                 pages[num_used] = page
                 num_used += 1
+            begin = end
         return num_used
 
     def _take_mates_along(self, mates: BlockMates, pages: vec[i64], count: i64) -> i64:
@@ -162,7 +163,9 @@ class LearnedQueue(VictimQueue):
             return
         self.records.note_pushed(passed)
         segment = self._splitter.find_described(description >> _USES_BITS & TRAITS_MASK, self._rows.priority(page), passed > 0)
-        self._put_in(segment, page, uses if uses < MOST_USES else MOST_USES)
+        self._notes.set(page, in_use(uses if uses < MOST_USES else MOST_USES, 0, False))
+        self._one[0] = page
+        self._put_in(segment, self._one, 0, 1)
 
     def push_first(self, page: i64) -> None:
         self._one[0] = page
@@ -330,29 +333,41 @@ class LearnedQueue(VictimQueue):
         """So many of its pages are counted to recency no more, until they come back."""
         self.records.shadow.note_left(self.records.part_of(self._table.words[segment * SEGMENT_WORDS + STAMP]), count)
 
-    def _arrive(self, page: i64, note: i64) -> None:
-        """From another queue, or this one."""
-        if self._table.is_used(segment_of_note(note)):
-            self.records.shadow.note_come(self.records.part_of(self._table.words[segment_of_note(note) * SEGMENT_WORDS + STAMP]))
-            self._join_like(segment_of_note(note), page, uses_of_note(note))
-            return
+    def _arrive(self, pages: vec[i64], begin: i64, count: i64) -> i64:
+        """From another queue, or this one: ``pages[begin]``, and what follows of its segment. Where that ends."""
+        note = self._notes.get(pages[begin])
+        segment = segment_of_note(note)
+        if self._table.is_used(segment):
+            end = self._notes.end_of_segment(segment, MOVING, pages, begin, count)
+            self.records.shadow.note_come(self.records.part_of(self._table.words[segment * SEGMENT_WORDS + STAMP]), end - begin)
+            self._join_like(segment, pages, begin, end)
+            return end
         # Forgotten meanwhile.
-        self._notes.set(page, in_use(uses_of_note(note), 0, False))
-        self._one[0] = page
+        self._notes.set(pages[begin], in_use(uses_of_note(note), 0, False))
+        self._one[0] = pages[begin]
         self.push_run(self._one, 1)
+        return begin + 1
 
-    def _join_like(self, segment: i64, page: i64, uses: i64) -> None:
-        """Into that segment, or one of this queue and the page's priority that is as old and as likely to come back. No request has used
-        the page."""
+    def _join_like(self, segment: i64, pages: vec[i64], begin: i64, end: i64) -> None:
+        """``pages[begin:end]`` into that segment, or those of this queue and their priorities that are as old and as likely to come back.
+        No request has used them."""
         self._returned.learn()
-        self._put_in(self.records.find_copy(segment, self._number, self._rows.priority(page)), page, uses)
+        while begin < end:
+            priority = self._rows.priority(pages[begin])
+            behind = begin + 1
+            while behind < end and self._rows.priority(pages[behind]) == priority:
+                behind += 1
+            self._put_in(self.records.find_copy(segment, self._number, priority), pages, begin, behind)
+            begin = behind
 
-    def _put_in(self, segment: i64, page: i64, uses: i64) -> None:
-        """Into a segment of this queue, as its last page."""
-        self._one[0] = page
-        self._lines.add(segment, self._one, 0, 1)
-        self._notes.set(page, in_segment(segment, uses))
-        self._count(1)
+    def _put_in(self, segment: i64, pages: vec[i64], begin: i64, end: i64) -> None:
+        """``pages[begin:end]`` into a segment of this queue, as its last ones, used as often as they were."""
+        self._lines.add(segment, pages, begin, end)
+        notes = self._notes.notes
+        for position in range(begin, end):
+            entry: int = in_segment(segment, uses_of_note(i64(notes[pages[position]])))
+            notes[pages[position]] = entry
+        self._count(end - begin)
 
     def forget(self, page: i64) -> None:
         if not self.records.all_learn:
@@ -370,7 +385,8 @@ class LearnedQueue(VictimQueue):
             self._lines.requeue(page)
             return
         segment = self._leave(page)
-        self._join_like(segment, page, uses_of_note(self._notes.get(page)))
+        self._one[0] = page
+        self._join_like(segment, self._one, 0, 1)
         self._free_if_empty(segment)
 
     def defer(self, page: i64, below: i64) -> None:
@@ -390,7 +406,8 @@ class LearnedQueue(VictimQueue):
             self._lines.push(page)
             self.num_pages += 1
         else:
-            self._join_like(segment if is_below_first else segment_of_note(below_note), page, uses_of_note(note))
+            self._one[0] = page
+            self._join_like(segment if is_below_first else segment_of_note(below_note), self._one, 0, 1)
         self._free_if_empty(segment)
 
     def stands_first(self, page: i64) -> bool:
@@ -421,7 +438,9 @@ class LearnedQueue(VictimQueue):
         if mates.waits(page):
             if waits(self._table.words[segment * SEGMENT_WORDS + STATE]):
                 return False
-            self.remove(page)
+            self._leave(page)
+            self._note_left(segment, 1)
+            self._free_if_empty(segment)
             self.records.note_pushed(1)
             goal = self._splitter.find_segment(WAITING << PATH_SHIFT, priority, 0)
         else:
@@ -435,7 +454,8 @@ class LearnedQueue(VictimQueue):
                 return False
             self._leave(page)
             self._free_if_empty(segment)
-        self._put_in(goal, page, uses_of_note(note))
+        self._one[0] = page
+        self._put_in(goal, self._one, 0, 1)
         return True
 
     def _first(self, is_dropped: bool) -> i64:
