@@ -22,6 +22,7 @@ from ..base.package_log import PackageLog
 from .vllm_groups import require_supported
 from .vllm_manager import PagedKVCacheManager
 from .vllm_options import read_options
+from .vllm_tiers import read_sizes
 
 __all__ = ["ManagedScheduler", "require_version"]
 _logger: Final = PackageLog("kv_cache_manager_v2")
@@ -41,6 +42,8 @@ class ManagedScheduler(Scheduler):
     def __init__(self, vllm_config: Any, kv_cache_config: Any, *arguments: Any, **keywords: Any) -> None:
         require_supported(vllm_config, kv_cache_config)
         journal, metrics_port = read_options(vllm_config)
+        transfer = vllm_config.kv_transfer_config
+        tiers = [] if transfer is None else read_sizes(transfer.kv_connector_extra_config, kv_cache_config)
         super().__init__(vllm_config, kv_cache_config, *arguments, **keywords)
         self.kv_cache_manager = PagedKVCacheManager(
             kv_cache_config,
@@ -54,7 +57,11 @@ class ManagedScheduler(Scheduler):
             log_stats=self.log_stats,
             journal=journal,
             metrics_port=metrics_port,
+            tiers=tiers,
+            num_workers=vllm_config.parallel_config.world_size if tiers else 0,
         )
+        if self.connector is not None:
+            self.connector.bind_kv_cache_manager(self.kv_cache_manager)
 
     def schedule(self, *arguments: Any, **keywords: Any) -> Any:
         try:

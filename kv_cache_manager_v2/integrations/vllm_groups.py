@@ -6,6 +6,7 @@ own, with one layer that stands for all that the group has. Recurrent layers are
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 # First: it says so when vLLM is missing, or of another version.
@@ -22,7 +23,7 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
 )
 
-from ..base.ids import DataRole, LayerId
+from ..base.ids import CacheTier, DataRole, LayerId
 from ..config.cache_tier_config import ExternalCacheTierConfig
 from ..config.layer_config import AttentionLayerConfig, BufferConfig
 from ..config.manager_config import KVCacheManagerConfig
@@ -38,16 +39,19 @@ KINDS: Final = (FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec, SlidingW
 POOL: Final = "which asks vLLM's own block pool or coordinator"
 POOL_USERS: Final = dict.fromkeys(("SimpleCPUOffloadConnector", "HiSparseConnector", "MooncakeStoreConnector", "OffloadingConnector"), POOL)
 UNTRIED: Final = "whose transfers were never tried with it"
+TIERED: Final = "TieredConnector"
 
 
 def require_supported(vllm_config: Any, kv_cache_config: KVCacheConfig) -> None:
     """`ValueError` that names the option or layer which is not supported, and what is."""
     model = vllm_config.model_config
     connectors = list_connectors(vllm_config.kv_transfer_config)
-    tiers = "TieredConnector in vLLM's own scheduler"
+    has_tiers = connectors == [TIERED]
+    others = [] if has_tiers else connectors
     for is_refused, found, supported in (
         (vllm_config.parallel_config.decode_context_parallel_size > 1, "decode context parallelism", "a decode_context_parallel_size of 1"),
-        *((True, f"the KV connector {name}, {POOL_USERS.get(name, UNTRIED)}", f"no connector, or {tiers}") for name in connectors),
+        *((True, f"the KV connector {name}, {POOL_USERS.get(name, UNTRIED)}", f"no connector, or {TIERED} alone") for name in others),
+        (has_tiers and not vllm_config.cache_config.enable_prefix_caching, f"{TIERED} without prefix caching", "enable_prefix_caching"),
         (model.is_encoder_decoder, f"the encoder-decoder model {model.model!r}", "decoders"),
         (model.is_diffusion, f"the diffusion model {model.model!r}", "models that generate token by token"),
     ):
@@ -61,6 +65,9 @@ def require_supported(vllm_config: Any, kv_cache_config: KVCacheConfig) -> None:
             raise ValueError(f"layer {layer_name!r} has a {type(spec).__name__}; ManagedScheduler supports {kinds}")
         block_sizes.add(spec.block_size)
     states = find_states(kv_cache_config).values()
+    if has_tiers and vllm_config.use_v2_model_runner and (states or kv_cache_config.needs_kv_cache_zeroing):
+        what = "recurrent layers, or blocks that are filled with zeros, in vLLM's second model runner, which writes before it copies"
+        raise ValueError(f"{TIERED} of vllm {SUPPORTED} does not support {what}; supported: VLLM_USE_V2_MODEL_RUNNER=0")
     windows = [name for name, spec in layers if not isinstance(spec, MambaSpec) and find_window(spec) is not None]
     unit = vllm_config.cache_config.prefix_match_unit
     for is_refused, found, supported in (
@@ -114,7 +121,10 @@ def find_states(kv_cache_config: KVCacheConfig) -> dict[int, MambaSpec]:
     return found
 
 
-def make_manager(kv_cache_config: KVCacheConfig, has_events: bool, journal: str | None = None) -> KVCacheManager:
+def make_manager(
+    kv_cache_config: KVCacheConfig, has_events: bool, journal: str | None = None, tiers: Sequence[int] = (), num_workers: int = 0
+) -> KVCacheManager:
+    """``tiers``: how many blocks ``num_workers`` workers have in each tier below vLLM's."""
     layers = [
         AttentionLayerConfig(
             LayerId(number), [BufferConfig(DataRole("blocks"), 1)], sliding_window_size=find_window(group.kv_cache_spec), part=number
@@ -127,7 +137,10 @@ def make_manager(kv_cache_config: KVCacheConfig, has_events: bool, journal: str 
     num_kept = 2 if all(spec.num_prefill_checkpoint_blocks > 0 for spec in states) else 1
     config = KVCacheManagerConfig(
         tokens_per_block=tokens_per_block,
-        cache_tiers=[ExternalCacheTierConfig([kv_cache_config.num_blocks - 1])],
+        cache_tiers=[
+            ExternalCacheTierConfig([kv_cache_config.num_blocks - 1], copy_workers=num_workers),
+            *[ExternalCacheTierConfig([num_blocks], tier=CacheTier.HOST_MEM) for num_blocks in tiers],
+        ],
         layers=layers,
         max_util_for_resume=1.0,
         reserve_null_slot=True,

@@ -26,6 +26,7 @@ from ..base.errors import LogicError
 from ..base.ids import TokenIdExt
 from ..base.package_log import PackageLog
 from ..events.kv_cache_event import KVCacheEvent as ManagerEvent
+from ..manager.copy_lists import SlotCopy
 from ..manager.kv_cache import KVCache
 from ..publishing import wire_event
 from ..publishing.wire_translator import WireTranslator
@@ -111,6 +112,8 @@ class PagedKVCacheManager(KVCacheManager):
         log_stats: bool,
         journal: str | None = None,
         metrics_port: int | None = None,
+        tiers: Sequence[int] = (),
+        num_workers: int = 0,
     ) -> None:
         self.max_model_len = max_model_len
         self.enable_caching = enable_caching
@@ -122,7 +125,7 @@ class PagedKVCacheManager(KVCacheManager):
         self.coordinator: Any = _Groups(self, kv_cache_config)
         self.block_pool: Any = self
         self._journal: Final = journal
-        self._manager: Final = make_manager(kv_cache_config, has_events, journal)
+        self._manager: Final = make_manager(kv_cache_config, has_events, journal, tiers, num_workers)
         self._table_groups: Final[list[int]] = [self._manager.get_layer_group_id(number) for number in range(self.num_kv_cache_groups)]
         """Of each KV cache group of vLLM the manager's layer group, whose base page indices are its block ids."""
         self._tokens_per_block: Final = self._manager.tokens_per_block
@@ -471,7 +474,14 @@ class PagedKVCacheManager(KVCacheManager):
         if self._zeroes_blocks:
             self._record_new(self._running[request_id], start_token // self._tokens_per_block)
 
-    # Nothing is copied, and states lie at block boundaries alone.
+    def take_copies(self, after: int) -> tuple[int, list[SlotCopy]]:
+        """For `TieredConnector`, once a step: see `KVCacheManager.take_copies`."""
+        return self._manager.take_copies(after)
+
+    def report_copies(self, number: int, worker: int, layout: Sequence[Sequence[int]]) -> None:
+        self._manager.report_copies(number, worker, layout)
+
+    # Nothing else is copied, and states lie at block boundaries alone.
 
     def take_kv_cache_block_copies(self) -> tuple[list[Any], list[Any]]:
         return [], []

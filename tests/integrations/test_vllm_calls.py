@@ -422,13 +422,16 @@ def test_connectors_are_refused_by_name() -> None:
             asking.add(name)
     assert asking - {"MultiConnector"} == set(POOL_USERS)
     model = SimpleNamespace(is_encoder_decoder=False, is_diffusion=False, model="m")
-    config = SimpleNamespace(model_config=model, parallel_config=SimpleNamespace(decode_context_parallel_size=1))
+    cache = SimpleNamespace(enable_prefix_caching=False)
+    config = SimpleNamespace(model_config=model, cache_config=cache, parallel_config=SimpleNamespace(decode_context_parallel_size=1))
     one = {"kv_connector": "NixlConnector"}
     for name, extra, message in (
         ("OffloadingConnector", None, "the KV connector OffloadingConnector, which asks vLLM's own block pool or coordinator; supported: "
-         "no connector, or TieredConnector in vLLM's own scheduler"),
+         "no connector, or TieredConnector alone"),
         ("MultiConnector", {"connectors": [one]}, "the KV connector NixlConnector, whose transfers were never tried with it; supported: "),
         ("MultiConnector", {}, "the KV connector MultiConnector, whose"),
+        ("MultiConnector", {"connectors": [{"kv_connector": "TieredConnector"}]}, "the KV connector TieredConnector, whose"),
+        ("TieredConnector", {}, "TieredConnector without prefix caching; supported: enable_prefix_caching"),
     ):  # fmt: skip
         config.kv_transfer_config = SimpleNamespace(kv_connector=name, kv_connector_extra_config=extra)
         with pytest.raises(ValueError, match=message):

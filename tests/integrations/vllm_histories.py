@@ -9,11 +9,14 @@ rank executes them in order, as early or as late as it likes. The answers must b
 
 import argparse
 import hashlib
+import pickle
 import random
 import sys
+import tempfile
 import time
 from collections import deque
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 from integrations.vllm_scheduling import GEMMA, HYBRID, Engine, Shape, make_scheduler
@@ -23,9 +26,10 @@ from integrations.vllm_toy_workers import VOCABULARY, ToyWorker, WrongTagError, 
 from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
-from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
+NUM_RANKS = 3
 STOP = 7
 ADAPTERS = [None, *[LoRARequest(f"adapter-{number}", number, f"/adapters/{number}") for number in (1, 2)]]
 
@@ -103,6 +107,12 @@ def choose_shape(chance: random.Random, kinds: tuple[str, ...]) -> Shape:
         shape = replace(shape, policy="priority")
     if "state" in shape.layers and chance.random() < 0.5:
         shape = replace(shape, exports_states=True)
+    if "tiers" in kinds:
+        block_bytes = 16 * shape.block_size * len(shape.layers)
+        tiers: dict[str, Any] = {"host_bytes": block_bytes * chance.choice([1, 5, 20, 200])}
+        if chance.random() < 0.3:
+            tiers |= {"disk_bytes": block_bytes * chance.choice([1, 100]), "disk_path": tempfile.gettempdir()}
+        shape = replace(shape, tiers=tiers, num_workers=NUM_RANKS, runner=1 if "state" in shape.layers else shape.runner)
     return shape
 
 
@@ -188,7 +198,7 @@ class History:
         self.chance = chance
         self.where = where
         self.canary = canary
-        self.workers = [ToyWorker(engine, rank, where) for rank in range(3)]
+        self.workers = [ToyWorker(engine, rank, where) for rank in range(NUM_RANKS)]
         self.in_flight: deque[Any] = deque()
         self.max_in_flight = engine.config.max_concurrent_batches
         self.answers: dict[str, list[int]] = {}
@@ -257,6 +267,8 @@ class History:
             self.scheduler.finish_requests(gone, RequestStatus.FINISHED_ABORTED)
         names = list(sampled)
         result = ModelRunnerOutput(names, {name: index for index, name in enumerate(names)}, [sampled[name] for name in names])
+        if self.engine.shape.tiers:
+            result.kv_connector_output = KVConnectorOutput(kv_connector_worker_meta=self._reports())
         for outputs in self.scheduler.update_from_output(output, result).values():
             for one in outputs.outputs:
                 self.answers.setdefault(one.request_id, []).extend(one.new_token_ids)
@@ -278,6 +290,11 @@ class History:
         for worker in self.workers[1:]:
             while worker.delivered and (worker.rank == 1 or self.chance.random() < 0.5):
                 worker.execute()
+
+    def _reports(self) -> Any:
+        """Of all workers, pickled and put together as vLLM does it."""
+        reports = [pickle.loads(pickle.dumps(worker.reports.pop(0))) for worker in self.workers]
+        return reduce(lambda one, other: one.aggregate(other), reports)
 
     def _result(self) -> dict[str, list[int]]:
         results = []
@@ -319,7 +336,7 @@ def main() -> None:
     first, _, last = options.seeds.partition(":")
     kinds = KINDS if options.kinds is None else tuple(kind for kind in options.kinds.split(",") if kind)
     begin = time.perf_counter()
-    wrong = checked = preempted = cached = 0
+    wrong = checked = preempted = cached = loaded = 0
     for seed in range(int(first), int(last or int(first) + 1)):
         history = make_history(options.engine, seed, kinds)
         try:
@@ -332,9 +349,11 @@ def main() -> None:
                 raise
         checked += sum(worker.num_checked for worker in history.workers)
         preempted += history.num_preemptions
+        loaded += history.workers[0].num_loaded
         cached += history.num_cached
     seconds = time.perf_counter() - begin
-    print(f"{wrong} wrong; {checked:,} tags checked, {cached:,} cached tokens, {preempted} preemptions, {seconds:.1f} s")
+    counts = f"{checked:,} tags checked, {cached:,} cached tokens, {loaded:,} blocks loaded, {preempted} preemptions"
+    print(f"{wrong} wrong; {counts}, {seconds:.1f} s")
     sys.exit(wrong > 0)
 
 

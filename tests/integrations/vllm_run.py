@@ -65,11 +65,25 @@ def time_decode_steps(manager: Any) -> list[int]:
     return times
 
 
+def count_loads(connector: Any) -> list[int]:
+    """Of each step the tokens that come from a tier below."""
+    counts: list[int] = []
+    build = connector.build_connector_meta
+
+    def counted(scheduler_output: Any) -> Any:
+        found = build(scheduler_output)
+        counts.append(BLOCK * sum(to_level == 0 for _, _, to_level, _, _ in found.copies))
+        return found
+
+    connector.build_connector_meta = counted
+    return counts
+
+
 def make_engine(model: str, options: dict[str, Any]) -> Any:
     keywords: dict[str, Any] = {}
-    if options["engine"] == "scheduler":
+    if options["engine"] != "stock":
         keywords["scheduler_cls"] = SCHEDULER
-    elif options["engine"] == "connector":
+    if options["engine"] == "connector":
         keywords["kv_transfer_config"] = {
             "kv_connector": "TieredConnector",
             "kv_connector_module_path": "kv_cache_manager_v2.integrations.vllm_connector",
@@ -115,6 +129,7 @@ def main() -> None:
     engine = llm.llm_engine
     scheduler = engine.engine_core.engine_core.scheduler
     times = time_decode_steps(scheduler.kv_cache_manager)
+    loads = count_loads(scheduler.connector) if options["engine"] == "connector" else []
     events: list[Any] = []
     if options.get("events"):
         take = scheduler.kv_cache_manager.take_events
@@ -173,7 +188,7 @@ def main() -> None:
         "preemptions": len(preempted),
         "decode_us": [round(statistics.median(times) / 1000, 2), round(statistics.mean(times) / 1000, 2), len(times)],
         "num_moved": num_moved,
-        "loaded_tokens": scheduler.connector.store.num_loaded_tokens if options["engine"] == "connector" else 0,
+        "loaded_tokens": sum(loads),
         "is_reset": is_reset,
         "events": sorted({type(event).__name__ for event in events}),
     }

@@ -17,7 +17,7 @@ os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 import torch
-from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, SpeculativeConfig, VllmConfig
+from vllm.config import CacheConfig, DeviceConfig, KVTransferConfig, ModelConfig, SchedulerConfig, SpeculativeConfig, VllmConfig
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -68,6 +68,9 @@ class Shape:
     """Of a token in a layer the key's, and as many the value's."""
     additional: dict[str, Any] = field(default_factory=dict)
     """What ``--additional-config`` asks for."""
+    tiers: dict[str, Any] = field(default_factory=dict)
+    """What `TieredConnector` is told; empty for none."""
+    num_workers: int = 1
 
 
 GEMMA = ("window",) * 5 + ("full",)
@@ -104,6 +107,12 @@ def make_config(shape: Shape) -> VllmConfig:
             target_model_config=config.model_config, target_parallel_config=config.parallel_config,
         )  # fmt: skip
     config.additional_config = shape.additional
+    config.parallel_config.world_size = shape.num_workers
+    if shape.tiers:
+        config.kv_transfer_config = KVTransferConfig(
+            kv_connector="TieredConnector", kv_connector_module_path="kv_cache_manager_v2.integrations.vllm_connector",
+            kv_role="kv_both", kv_connector_extra_config=shape.tiers,
+        )  # fmt: skip
     config.cache_config.kv_cache_layout = "LBNHC"
     config.cache_config.num_gpu_blocks = shape.num_blocks
     if "state" in shape.layers:
@@ -152,6 +161,8 @@ def make_scheduler(shape: Shape, name: str) -> Engine:
     kind: Any = AsyncScheduler if shape.is_async else Scheduler
     if name == "ours":
         from kv_cache_manager_v2.integrations.vllm import ManagedScheduler as kind
+
+        config.scheduler_config.scheduler_cls = kind
     structured = SimpleNamespace(accept_tokens=lambda request, tokens: True, validate_tokens=lambda request, tokens: tokens)
     scheduler = kind(config, cache_config, structured, shape.block_size, log_stats=True)
     # The model takes no images, but requests may have some.

@@ -8,11 +8,16 @@ same whatever the schedule.
 import pickle
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.model_executor.layers.mamba.checkpoint import compute_mamba_prefill_checkpoints
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWindowSpec
+
+from kv_cache_manager_v2.integrations.vllm_connector import TieredConnector
 
 VOCABULARY = 97
 MASK = (1 << 62) - 1
@@ -101,17 +106,20 @@ class ToyWorker:
     """
 
     def __init__(self, engine: Any, rank: int, where: str, accepts: int = 60) -> None:
+        self.rank = rank
         groups = engine.cache_config.kv_cache_groups
         self.specs = [group.kv_cache_spec for group in groups]
         self.size = engine.shape.block_size
         self.num_drafts = engine.shape.num_drafts
         self.is_async = engine.shape.is_async
         self.max_ahead = self.num_drafts * (engine.config.max_concurrent_batches - 1)
+        self.connector: Any = None
         self.memory = np.full((engine.shape.num_blocks, self.size), -1, dtype=np.int64)
+        if engine.shape.tiers:
+            self.memory = self._connect(engine)
         self.writers = np.full((*self.memory.shape, 2), -1, dtype=np.int64)
         """Of each token's place the step and the request that wrote there last."""
         self.salts = [mix(99, number) for number in range(len(groups))]
-        self.rank = rank
         self.where = where
         self.accepts = accepts
         self.step = 0
@@ -122,7 +130,25 @@ class ToyWorker:
         """Steps that the worker has got and not executed, pickled as they came."""
         self.results: list[dict[str, list[int]]] = []
         """Of the executed steps what each request sampled, oldest first."""
+        self.reports: list[Any] = []
+        """Of the connector, for each of these steps."""
         self.num_checked = 0
+        self.num_loaded = 0
+        """Blocks that came from a tier below."""
+
+    def _connect(self, engine: Any) -> np.ndarray[Any, Any]:
+        """The real connector's half for workers, over an allocation as vLLM's; the tags are in one of the layers, another for each rank."""
+        config = SimpleNamespace(
+            parallel_config=SimpleNamespace(rank=self.rank, world_size=engine.shape.num_workers),
+            scheduler_config=engine.config.scheduler_config, kv_transfer_config=engine.config.kv_transfer_config,
+        )  # fmt: skip
+        self.connector = TieredConnector(config, KVConnectorRole.WORKER, engine.cache_config)
+        tensor = engine.cache_config.kv_cache_tensors[0]
+        allocation = torch.full((tensor.size,), -1, dtype=torch.int8)
+        self.connector.register_kv_caches({tensor.layers[0]: allocation})
+        layers = allocation.numpy().view(np.int64).reshape(-1, engine.shape.num_blocks, self.size)
+        return layers[self.rank % len(layers)]
+
     def fail(self, name: str, what: str) -> None:
         raise WrongTagError(f"{self.where}, step {self.step}, rank {self.rank}, request {name}: {what}")
 
@@ -136,6 +162,10 @@ class ToyWorker:
         output = pickle.loads(self.delivered.pop(0))
         self.step += 1
         self._update(output)
+        if self.connector is not None:
+            self.connector.handle_preemptions(output.kv_connector_metadata)
+            self.num_loaded += sum(to_level == 0 for _, _, to_level, _, _ in output.kv_connector_metadata.copies)
+            self.reports.append(self.connector.build_connector_worker_meta())
         for copy in output.kv_cache_block_copies or ():
             self.memory[copy.dst_block_id] = self.memory[copy.src_block_id]
         work = [self._begin(name, count, output) for name, count in output.num_scheduled_tokens.items()]
