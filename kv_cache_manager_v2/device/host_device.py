@@ -4,12 +4,12 @@ GPU_MEM and HOST_MEM are memory of this process, reserved and committed through 
 kilobyte and a terabyte: physical memory is allocated page by page when first touched, and freed on unmap. DISK is files
 (`DiskRanges`).
 
-Streams run eagerly unless they are blocked: a call that enqueues work does it before it returns, so every event is done when
-it is recorded, and waiting only checks handles. Only copies from and to a disk are done by threads
-(`DiskWorkers`), and work enqueued after them waits for them (`HostStreams`). Kernels are plain code that reads and writes the
-pools, as numpy and torch on the CPU do: nothing holds them back, so a manager's call returns once a sequence's stream has
-what it waits for. Kernels of `launch` (`HostKernel`) run at once, after waiting for the disk if they must; their exceptions
-reach the launcher.
+Streams run eagerly unless they are blocked: a call that enqueues work does it before it returns, so every event is
+done when it is recorded, and waiting only checks handles. Only copies from and to a disk are done by threads
+(`DiskWorkers`), and work enqueued after them waits for them (`HostStreams`); copies in memory are then done by the
+same threads. Kernels are plain code that reads and writes the pools, as numpy and torch on the CPU do: nothing holds
+them back, so a manager's call returns once a sequence's stream has what it waits for. Kernels of `launch`
+(`HostKernel`) run at once, after waiting for the disk if they must; their exceptions reach the launcher.
 
 Every address is checked against the reserved and mapped ranges before anything happens, so a mistake is an exception.
 """
@@ -234,9 +234,10 @@ class HostDevice(RangedDevice):
     def copy_batch(self, stream: int, batch: CopyBatch) -> None:
         self._require_stream(stream)
         self._validate_batch(batch)
+        if batch.count == 0:
+            return
         if batch.dst_tier == CacheTier.DISK or batch.src_tier == CacheTier.DISK:
-            if batch.count > 0:
-                self._pending.copy_with_disk(stream, plan_job(batch, self._disk_ranges))
+            self._pending.copy_with_disk(stream, plan_job(batch, self._disk_ranges))
         elif self._pending.is_busy:
             self._pending.copy(stream, batch)
         else:

@@ -1,8 +1,8 @@
 """Queues of a host device's streams: normally empty, as work is done when it is enqueued.
 
-Only copies from and to a disk are asynchronous. Work enqueued after them waits in the stream's queue, and runs on the
-caller's thread when a later call finds that it may (`poll`), in the order of the stream. `is_busy` is False while no stream
-has a queue and every failure was raised; then callers look at nothing else here.
+Copies from and to a disk are asynchronous, and so are copies in memory that are enqueued behind them. Other work enqueued after them waits
+in the stream's queue, and runs on the caller's thread when a later call finds that it may (`poll`), in the order of the stream. `is_busy`
+is False while no stream has a queue and every failure was raised; then callers look at nothing else here.
 
 States of an event:
 
@@ -31,27 +31,12 @@ from .port import CopyBatch
 
 @final
 @mypyc_attr(native_class=True)
-class ReadFailure:
-    """A failed copy from the disk; raised once, by the first call that tests or waits for anything after it."""
-
-    __slots__ = ("error", "is_reported")
-
-    error: Final[StorageIOError]
-    is_reported: bool
-
-    def __init__(self, error: StorageIOError) -> None:
-        self.error = error
-        self.is_reported = False
-
-
-@final
-@mypyc_attr(native_class=True)
 class HostEvent:
     __slots__ = ("handle", "is_done", "failures", "passed_at")
 
     handle: Final[int]
     is_done: bool
-    failures: list[ReadFailure]  # of work before it
+    failures: list[DiskJob]  # before it, whose failed read was not raised
     passed_at: float  # like `HostStream.passed_at`
 
     def __init__(self, handle: int) -> None:
@@ -79,14 +64,14 @@ class QueuedWork(metaclass=ABCMeta):
 @final
 @mypyc_attr(native_class=True)
 class HostStream:
-    """The queue of one stream. ``failures``: of all its work and waits, if not raised yet."""
+    """The queue of one stream. ``failures``: disk jobs among all its work and waits whose failed read was not raised yet."""
 
     __slots__ = ("handle", "queue", "has_new_jobs", "failures", "clock", "passed_at")
 
     handle: Final[int]
     queue: Final[deque[QueuedWork]]
     has_new_jobs: bool  # the queue may have disk jobs that the workers do not have yet
-    failures: list[ReadFailure]
+    failures: list[DiskJob]
     clock: StatisticsClock | None
     passed_at: float  # when it finished the work that has left its queue; 0.0 without a clock
 
@@ -106,26 +91,6 @@ class HostStream:
     def pass_at(self, seconds: float) -> None:
         """Record that another thread did the queued work at that time."""
         self.passed_at = max(self.passed_at, seconds)
-
-
-@final
-@mypyc_attr(native_class=True)
-class _Copies(QueuedWork):
-    __slots__ = ("_batch",)
-
-    _batch: Final[CopyBatch]
-
-    def __init__(self, batch: CopyBatch) -> None:
-        # The caller may reuse its batch at once.
-        copied = CopyBatch(batch.dst_tier, batch.src_tier, batch.num_bytes)
-        for index in range(batch.count):
-            copied.add(batch.dst_addresses[index], batch.src_addresses[index])
-        self._batch = copied
-
-    def try_run(self, stream: HostStream) -> bool:
-        copy_in_host_memory(self._batch)
-        stream.pass_now()
-        return True
 
 
 @final
@@ -164,7 +129,7 @@ class _Record(QueuedWork):
         event = self._event
         event.is_done = True
         event.passed_at = stream.passed_at
-        event.failures = [failure for failure in stream.failures if not failure.is_reported]
+        event.failures = [job for job in stream.failures if not job.is_reported]
         if not event.failures and self._open_events.get(event.handle) is event:
             del self._open_events[event.handle]
         return True
@@ -197,16 +162,14 @@ class _Wait(QueuedWork):
 @final
 @mypyc_attr(native_class=True)
 class _DiskCopies(QueuedWork):
-    __slots__ = ("job", "_failures", "_failure")
+    __slots__ = ("job", "_failures")
 
     job: Final[DiskJob]
-    _failures: Final[list[ReadFailure]]  # of the device
-    _failure: ReadFailure | None  # made once, even if the work is interrupted and repeated
+    _failures: Final[list[DiskJob]]  # of the device
 
-    def __init__(self, job: DiskJob, failures: list[ReadFailure]) -> None:
+    def __init__(self, job: DiskJob, failures: list[DiskJob]) -> None:
         self.job = job
         self._failures = failures
-        self._failure = None
 
     def try_run(self, stream: HostStream) -> bool:
         job = self.job
@@ -215,11 +178,10 @@ class _DiskCopies(QueuedWork):
         stream.pass_at(job.done_at)
         job.record_failed_writes()
         if job.read_error is not None:
-            if self._failure is None:
-                self._failure = ReadFailure(job.read_error)
             for failures in (stream.failures, self._failures):
-                if self._failure not in failures:
-                    failures.append(self._failure)
+                # The work is repeated if it was interrupted.
+                if job not in failures:
+                    failures.append(job)
         return True
 
     def lets_disk_work_pass(self) -> bool:
@@ -254,9 +216,9 @@ class _TimerMark(QueuedWork):
 
 
 def join_failures(stream: HostStream, event: HostEvent) -> None:
-    for failure in event.failures:
-        if not failure.is_reported and failure not in stream.failures:
-            stream.failures.append(failure)
+    for job in event.failures:
+        if not job.is_reported and job not in stream.failures:
+            stream.failures.append(job)
 
 
 @final
@@ -271,7 +233,7 @@ class HostStreams:
     _streams: Final[dict[int, HostStream]]  # by handle: streams that ever had a queue and were not destroyed
     _live: list[HostStream]  # streams that have a queue
     _open_events: Final[dict[int, HostEvent]]
-    _failures: Final[list[ReadFailure]]  # that no call has raised
+    _failures: Final[list[DiskJob]]  # that no call has raised
     _clock: StatisticsClock | None  # None without timers
     _num_seen: int  # disk jobs that were done at the last `poll`
     _has_new_work: bool  # work was enqueued, or a failure raised, since then
@@ -296,17 +258,14 @@ class HostStreams:
 
     def copy(self, stream: int, batch: CopyBatch) -> None:
         self.poll()
-        found = self._stream(stream)
-        if found.queue:
-            self._append(found, _Copies(batch))
+        if self._stream(stream).queue:
+            self.copy_beside(stream, batch)
         else:
             copy_in_host_memory(batch)
 
     def copy_beside(self, stream: int, batch: CopyBatch) -> None:
         """A worker copies, once all work of the stream before it is done."""
-        self.is_busy = True
-        self._append(self._stream(stream), _DiskCopies(DiskJob([], [], None, CopyRuns(batch)), self._failures))
-        self.poll()
+        self.copy_with_disk(stream, DiskJob([], [], None, CopyRuns(batch)))
 
     def fill(self, stream: int, address: int, num_bytes: int, value: int) -> None:
         self.poll()
@@ -442,7 +401,7 @@ class HostStreams:
 
     def unreported_failures(self) -> list[StorageIOError]:
         """Failures that no call has raised."""
-        return [failure.error for failure in self._failures]
+        return [job.read_error for job in self._failures if job.read_error is not None]
 
     # -- inside ---------------------------------------------------------------------------------------------------------
 
@@ -494,25 +453,26 @@ class HostStreams:
     def _num_queued(self) -> int:
         return sum([len(stream.queue) for stream in self._live])
 
-    def _raise_first_unreported(self, failures: list[ReadFailure]) -> None:
-        for failure in failures:
-            if not failure.is_reported:
-                failure.is_reported = True
+    def _raise_first_unreported(self, failures: list[DiskJob]) -> None:
+        for job in failures:
+            if not job.is_reported:
+                job.is_reported = True
                 self._has_new_work = True
                 self.poll()
-                raise failure.error
+                assert job.read_error is not None
+                raise job.read_error
 
     def _forget_reported_failures(self) -> None:
-        unreported = [failure for failure in self._failures if not failure.is_reported]
+        unreported = [job for job in self._failures if not job.is_reported]
         if len(unreported) == len(self._failures):
             return
         self._failures.clear()
         self._failures.extend(unreported)
         for stream in self._streams.values():
-            stream.failures = [failure for failure in stream.failures if not failure.is_reported]
+            stream.failures = [job for job in stream.failures if not job.is_reported]
         for handle in list(self._open_events):
             event = self._open_events[handle]
             if event.is_done:
-                event.failures = [failure for failure in event.failures if not failure.is_reported]
+                event.failures = [job for job in event.failures if not job.is_reported]
                 if not event.failures:
                     del self._open_events[handle]
