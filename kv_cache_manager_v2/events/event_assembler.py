@@ -247,9 +247,7 @@ class EventAssembler:
             ordinal += 1
 
     def _create(self, group: i64) -> None:
-        draft = self._add_draft(_CREATED, group, 0)
-        for count in self._num_blocks[group]:
-            draft.places = append(draft.places, count)
+        self._add_draft(_CREATED, group, 0).places = vec[i64](self._num_blocks[group])
 
     def _resize(self, num_blocks: object) -> None:
         assert isinstance(num_blocks, list)
@@ -343,7 +341,7 @@ class EventAssembler:
     def _finish(self, draft: _Draft) -> KVCacheEvent:
         data: KVCacheEventData
         if draft.kind == _STORED:
-            data = self._stored_data(draft.nodes, draft.places)
+            data = self._stored_data(draft)
         elif draft.kind == _REMOVED:
             data = KVCacheRemovedData([self._name(node) for node in draft.nodes], CAUSE_NAMES[int(draft.value)])
         elif draft.kind == _CREATED:
@@ -352,29 +350,21 @@ class EventAssembler:
             diff = KVCacheEventDiff(int(draft.places[0]), int(draft.places[1]))
             name = self._name(draft.nodes[0])
             data = KVCacheUpdatedData(name, diff, None) if draft.kind == _MOVED else KVCacheUpdatedData(name, None, diff)
-        return self._event(draft.event_id, data, draft.group, draft.num_dropped)
-
-    def _event(self, event_id: int, data: KVCacheEventData, group: i64, num_dropped: int) -> KVCacheEvent:
-        return KVCacheEvent(
-            event_id, data, self._groups[group].window_size, int(group), num_dropped, self._rank, self._algorithm
-        )
+        window_size = self._groups[draft.group].window_size
+        return KVCacheEvent(draft.event_id, data, window_size, int(draft.group), draft.num_dropped, self._rank, self._algorithm)
 
     def _name(self, node: BlockNode) -> BlockHash:
         return show_digest(node.digest(self._algorithm), self._algorithm)
 
-    def _stored_data(self, nodes: list[BlockNode], places: vec[i64]) -> KVCacheStoredData:
-        first = nodes[0]
+    def _stored_data(self, draft: _Draft) -> KVCacheStoredData:
+        first = draft.nodes[0]
         parent = first.parent
         parent_hash = None if parent is None or parent.parent is None else self._name(parent)
         blocks: list[KVCacheStoredBlockData] = []
-        position: i64 = 0
-        for node in nodes:
-            place = places[position]
-            blocks.append(
-                KVCacheStoredBlockData(self._name(node), node.tokens(), int(place & BYTE_MASK), int(place >> 8))
-            )
+        for position, node in enumerate(draft.nodes):
+            place = draft.places[position]
+            blocks.append(KVCacheStoredBlockData(self._name(node), node.tokens(), int(place & BYTE_MASK), int(place >> 8)))
             self._turns.pause()
-            position += 1
         return KVCacheStoredData(parent_hash, blocks, first.lora_id, first.salt)
 
     def snapshot(self) -> list[KVCacheEvent]:
@@ -383,23 +373,19 @@ class EventAssembler:
         order = self._parents_first()
         events: list[KVCacheEvent] = []
         for group in range(self._num_groups):
-            events.append(self._event(event_id, KVCacheCreatedData(list(self._num_blocks[group])), group, 0))
-            nodes: list[BlockNode] = []
-            places = vec[i64]()
+            draft = _Draft(_CREATED, group, event_id, 0)
+            draft.places = vec[i64](self._num_blocks[group])
             for block in order:
                 node = self._nodes[block]
                 place = self._places[block * self._num_groups + group]
                 if node is None or place == _NOT_ANNOUNCED:
                     continue
-                if len(nodes) > 0 and nodes[-1] is not node.parent:
-                    events.append(self._event(event_id, self._stored_data(nodes, places), group, 0))
-                    nodes = []
-                    places = vec[i64]()
-                nodes.append(node)
-                places = append(places, place)
+                if draft.kind == _CREATED or draft.nodes[-1] is not node.parent:
+                    events.append(self._finish(draft))
+                    draft = _Draft(_STORED, group, event_id, 0)
+                draft.add(node, place)
                 self._turns.pause()
-            if len(nodes) > 0:
-                events.append(self._event(event_id, self._stored_data(nodes, places), group, 0))
+            events.append(self._finish(draft))
         return events
 
     def _parents_first(self) -> list[int]:

@@ -5,7 +5,7 @@ that missed more than the replay buffer has. What a shared level has in its stor
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, final
 
 from mypy_extensions import mypyc_attr
@@ -19,7 +19,6 @@ from ..events.event_snapshot import KVCacheEventSnapshot
 from ..events.kv_cache_event import (
     KVCacheEvent,
     KVCacheRemovedData,
-    KVCacheStoredBlockData,
     KVCacheStoredData,
     KVCacheUpdatedData,
 )
@@ -154,19 +153,26 @@ class WireTranslator:
         return []
 
     def _say_stored(self, data: KVCacheStoredData, group: int) -> list[WireEvent]:
-        """One event for each run of blocks on one medium."""
+        blocks: list[IndexedBlock] = []
+        parent_hash = data.parent_hash
+        for block in data.blocks:
+            place = {group: (block.cache_level, block.priority)}
+            blocks.append(IndexedBlock(block.block_hash, parent_hash, block.tokens, data.lora_id, place, data.salt))
+            parent_hash = block.block_hash
+        return self._say_blocks(blocks, group)
+
+    def _say_blocks(self, blocks: list[IndexedBlock], group: int) -> list[WireEvent]:
+        """One event for each run of blocks on one medium, each the parent of the next."""
         found: list[WireEvent] = []
         run: list[IndexedBlock] = []
         medium = ""
-        parent_hash = data.parent_hash
-        for block in data.blocks:
-            medium_of_block = self._media[block.cache_level]
-            if len(run) > 0 and medium_of_block != medium:
+        for block in blocks:
+            medium_of_block = self._media[block._places[group][0]]
+            if len(run) > 0 and (medium_of_block != medium or run[-1].block_hash != block.parent_hash):
                 found.append(self._stored(run, medium, group))
                 run = []
             medium = medium_of_block
-            run.append(IndexedBlock(block.block_hash, parent_hash, block.tokens, data.lora_id, None, data.salt))
-            parent_hash = block.block_hash
+            run.append(block)
         if len(run) > 0:
             found.append(self._stored(run, medium, group))
         return found
@@ -238,43 +244,29 @@ class WireTranslator:
                 groups.update(block.places)
                 self._turns.pause()
             for group in sorted(groups):
-                for run in self._runs_of(blocks, group):
-                    found.extend(self._say_stored(run, group))
+                found.extend(self._say_blocks(self._parents_first(blocks, group), group))
         return found
 
-    def _runs_of(self, blocks: list[IndexedBlock], group: int) -> Iterator[KVCacheStoredData]:
-        """The group's blocks as paths, parents before children; each is made when it is asked for."""
+    def _parents_first(self, blocks: list[IndexedBlock], group: int) -> list[IndexedBlock]:
+        """The group's blocks, each right after its parent where that has no other child."""
         members: dict[BlockHash, IndexedBlock] = {}
         for block in blocks:
             if group in block.places:
                 members[block.block_hash] = block
             self._turns.pause()
-        children: dict[BlockHash, list[BlockHash]] = {}
-        pending: list[BlockHash] = []
-        for block_hash in reversed(list(members)):
-            parent = members[block_hash].parent_hash
+        children: dict[BlockHash, list[IndexedBlock]] = {}
+        pending: list[IndexedBlock] = []
+        for block in reversed(list(members.values())):
+            parent = block.parent_hash
             if parent is None or parent not in members:
-                pending.append(block_hash)
+                pending.append(block)
             else:
-                children.setdefault(parent, []).append(block_hash)
+                children.setdefault(parent, []).append(block)
             self._turns.pause()
-        run: list[KVCacheStoredBlockData] = []
-        run_parent: BlockHash | None = None
-        run_lora_id: int | None = None
-        run_salt: int | str | None = None
+        order: list[IndexedBlock] = []
         while len(pending) > 0:
-            block_hash = pending.pop()
-            block = members[block_hash]
-            if len(run) > 0 and run[-1].block_hash != block.parent_hash:
-                yield KVCacheStoredData(run_parent, run, run_lora_id, run_salt)
-                run = []
-            if len(run) == 0:
-                run_parent = block.parent_hash
-                run_lora_id = block.lora_id
-                run_salt = block.salt
-            level, priority = block.places[group]
-            run.append(KVCacheStoredBlockData(block_hash, block.tokens, level, priority))
-            pending.extend(children.get(block_hash, []))
+            block = pending.pop()
+            order.append(block)
+            pending.extend(children.get(block.block_hash, []))
             self._turns.pause()
-        if len(run) > 0:
-            yield KVCacheStoredData(run_parent, run, run_lora_id, run_salt)
+        return order
