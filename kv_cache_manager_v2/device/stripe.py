@@ -10,6 +10,7 @@ from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
+
 @final
 @mypyc_attr(native_class=True)
 class Stripe:
@@ -42,3 +43,8 @@ class Stripe:
     def path_at(self, name: str, offset: int) -> str:
         """The path of the file that has that byte."""
         return os.path.join(self.folders[self.find(offset)[0]], name)
+
+
+def make_stripe(folders: list[str], slot_bytes: int) -> Stripe | None:
+    """None for a single folder."""
+    return Stripe(folders, slot_bytes) if len(folders) > 1 else None

@@ -27,7 +27,7 @@ from ..device.checksum import hash_bytes
 from ..device.file_bytes import read_named, write_file
 from ..device.file_port import FilePort
 from .folder_lock import name_holder, take_lock
-from .folder_parts import PART_NAME, FolderParts, replace_file
+from .folder_parts import PART_NAME, FolderParts, read_object, replace_file
 from .index_files import load_present, load_state, number_of
 from .index_snapshot import IndexSnapshot
 from .index_state import IndexState
@@ -148,11 +148,8 @@ class CacheFolder:
         if IDENTITY_NAME in self.files.names(self.path):  # to open a file is to make it, and what is refused is left as it is
             data = read_named(self.files, path)
         if len(data) > 0:
-            try:
-                theirs = json.loads(data)
-            except ValueError:
-                theirs = None
-            if not isinstance(theirs, dict):
+            theirs = read_object(data)
+            if theirs is None:
                 raise self._foreign("identity.json there cannot be read, so what it has is unknown")
             parts = theirs.get("parts")
             expected_format = FORMAT_OF_PARTS if isinstance(parts, dict) else FORMAT

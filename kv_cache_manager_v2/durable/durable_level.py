@@ -254,14 +254,15 @@ class DurableLevel:
 
     def clear_scope(self, lora_id: int | None, salt: int | str | None) -> None:
         """Nothing of that scope is to be found again. Returns once that is safe, or cannot be: see `require_recorded`."""
-        self._queue_nodes()
-        self.writer.put(RECORD, encode_clear_scope(lora_id, salt))
-        self.writer.flush()
+        self._clear(encode_clear_scope(lora_id, salt))
 
     def clear_all(self) -> None:
         """Nothing is to be found again. Returns once that is safe, or cannot be: see `require_recorded`."""
+        self._clear(encode_clear_all())
+
+    def _clear(self, record: bytes) -> None:
         self._queue_nodes()
-        self.writer.put(RECORD, encode_clear_all())
+        self.writer.put(RECORD, record)
         self.writer.flush()
 
     def require_recorded(self, call: str) -> None:

@@ -3,7 +3,6 @@
 For tools beside the managers. While a manager has the folder, what is read is the state of some moment.
 """
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,10 +13,10 @@ from mypy_extensions import mypyc_attr
 from ..base.value import Value
 from ..device.file_bytes import read_named
 from ..device.file_port import FilePort
-from ..device.stripe import Stripe
+from ..device.stripe import Stripe, make_stripe
 from .cache_folder import FOLDER_PREFIX, FORMAT, FORMAT_OF_PARTS, IDENTITY_NAME
 from .folder_lock import LOCK_NAME, name_holder
-from .folder_parts import describe_part, read_part
+from .folder_parts import describe_part, read_object, read_part
 from .index_files import load_present
 from .index_state import IndexState, StoredNode
 from .record_format import MIXED, BadRecordError, decode_mixed
@@ -62,11 +61,7 @@ class FolderContents:
         `ValueError` where it cannot be known what is there, `OSError` where it cannot be read.
         """
         self.path = path
-        described = _read_identity(files, path)
-        self.identity = described[0]
-        self.layout = described[1]
-        self.slot_bytes = described[2]
-        self._parts = described[3]
+        self.identity, self.layout, self.slot_bytes, self._parts = _read_identity(files, path)
         self.part_folders = list_part_folders(files, path, self._parts, more_paths)
         self.holder = find_holder(files, path)
         self.state = load_present(files, path)
@@ -78,9 +73,7 @@ class FolderContents:
 
     def stripe(self, slot_bytes: int) -> Stripe | None:
         """How the slots of a pool lie in the parts; None for a single path."""
-        if len(self.part_folders) == 1:
-            return None
-        return Stripe(self.part_folders, slot_bytes)
+        return make_stripe(self.part_folders, slot_bytes)
 
     def list_scopes(self) -> list[ScopeFigures]:
         """The scopes that have pages, in the order in which they came."""
@@ -193,11 +186,8 @@ def _read_identity(files: FilePort, path: str) -> tuple[dict[str, Any], dict[str
         if part is not None:
             raise ValueError(describe_part(part)) from None
         raise ValueError("there is no identity.json, so what it has is unknown") from None
-    try:
-        described = json.loads(data)
-    except ValueError:
-        described = None
-    if not isinstance(described, dict):
+    described = read_object(data)
+    if described is None:
         raise ValueError("identity.json there cannot be read, so what it has is unknown")
     parts = described.get("parts", {})
     if not isinstance(parts, dict) or (len(parts) > 0 and not _are_parts(parts)):

@@ -17,7 +17,7 @@ from mypy_extensions import mypyc_attr
 from ..base.errors import LogicError
 from ..device.file_bytes import read_named, write_file
 from ..device.file_port import FilePort
-from ..device.stripe import Stripe
+from ..device.stripe import Stripe, make_stripe
 from .folder_lock import LOCK_NAME, name_holder, take_lock
 
 PART_NAME: Final = "part.json"
@@ -144,9 +144,7 @@ class FolderParts:
 
     def stripe(self, slot_bytes: int) -> Stripe | None:
         """How the slots of a pool lie in the parts; None for a single path."""
-        if len(self.folders) == 1:
-            return None
-        return Stripe(self.folders, slot_bytes)
+        return make_stripe(self.folders, slot_bytes)
 
     def is_ours(self, number: int) -> bool:
         """Whether the folder on that path has its part of this level, as it had when it was opened. The first one has none."""
@@ -169,16 +167,19 @@ def read_part(files: FilePort, folder: str) -> dict[str, Any] | None:
         return None
     if PART_NAME not in names:
         return None
-    data = read_named(files, os.path.join(folder, PART_NAME))
-    try:
-        found = json.loads(data)
-    except ValueError:
-        return None
-    if not isinstance(found, dict) or not isinstance(found.get("part"), int) or not isinstance(found.get("paths"), list):
-        return None
-    if len(found["paths"]) == 0:
+    found = read_object(read_named(files, os.path.join(folder, PART_NAME)))
+    if found is None or not isinstance(found.get("part"), int) or not isinstance(found.get("paths"), list) or len(found["paths"]) == 0:
         return None
     return {"set": str(found.get("set")), "part": found["part"], "paths": [str(path) for path in found["paths"]]}
+
+
+def read_object(data: bytes) -> dict[str, Any] | None:
+    """A JSON object; None where it is none."""
+    try:
+        found: object = json.loads(data)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def describe_part(part: dict[str, Any]) -> str:

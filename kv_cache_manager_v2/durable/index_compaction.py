@@ -16,7 +16,7 @@ from mypy_extensions import i64
 
 from ..base.fair_turns import FairTurns
 from .cache_folder import CacheFolder
-from .index_files import IndexFile
+from .index_files import apply_file
 from .index_snapshot import IndexSnapshot
 from .index_state import IS_GONE, NO_ORDINAL, IndexState
 
@@ -31,16 +31,7 @@ def compact(folder: CacheFolder, live: vec[i64]) -> Generator[None, None, None]:
     where the steps are closed early."""
     state = IndexState()
     for name in folder.list_older():
-        file = IndexFile(folder.files, os.path.join(folder.path, name))
-        try:
-            frames = file.read(_STEP_BYTES)
-            while frames is not None:
-                for records in frames:
-                    state.apply(records)
-                yield
-                frames = file.read(_STEP_BYTES)
-        finally:
-            file.close()
+        yield from apply_file(folder.files, os.path.join(folder.path, name), _STEP_BYTES, state)
     snapshot = choose_snapshot(state, live)
     yield
     yield from folder.write_snapshot(snapshot)

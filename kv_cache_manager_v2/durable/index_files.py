@@ -1,6 +1,7 @@
 """The files of a durable level's index, read: the newest whole snapshot, and then all logs from its number on."""
 
 import os
+from collections.abc import Iterator
 from typing import Final, final
 
 from mypy_extensions import mypyc_attr
@@ -55,15 +56,23 @@ def load_present(files: FilePort, folder: str) -> IndexState:
 
 
 def _read_into(files: FilePort, path: str, state: IndexState) -> None:
+    try:
+        for _step in apply_file(files, path, _READ_BYTES, state):
+            pass
+    except BadRecordError as error:
+        _logger.warning("%s: %s; what comes after that is not used", path, error)
+
+
+def apply_file(files: FilePort, path: str, num_bytes: int, state: IndexState) -> Iterator[None]:
+    """Add the records of a log or a snapshot to the state, so many bytes a step. `BadRecordError` where it is damaged."""
     file = IndexFile(files, path)
     try:
-        frames = file.read(_READ_BYTES)
+        frames = file.read(num_bytes)
         while frames is not None:
             for records in frames:
                 state.apply(records)
-            frames = file.read(_READ_BYTES)
-    except BadRecordError as error:
-        _logger.warning("%s: %s; what comes after that is not used", path, error)
+            yield
+            frames = file.read(num_bytes)
     finally:
         file.close()
 

@@ -12,6 +12,7 @@ a dictionary, so that damaged records take no memory.
 """
 
 import struct
+from dataclasses import dataclass
 from typing import Final, final
 
 from librt.strings import read_i16_le, read_i32_le, read_i64_le
@@ -123,42 +124,23 @@ _HEAD_BYTES: Final = 5
 _ROOT_BYTES: Final = 13
 
 
-@final
-@mypyc_attr(native_class=True)
+@dataclass(frozen=True)
 class StoredNode:
     """A block, or the root of a scope: then ``parent`` is 0 and the scope is `lora_id` and `salt`."""
 
-    __slots__ = ("parent", "form", "tokens", "lora_id", "salt")
-
-    parent: Final[int]
-    form: Final[int]
-    tokens: Final[bytes]
-    lora_id: Final[int | None]
-    salt: Final[int | str | None]
-
-    def __init__(self, parent: int, form: int, tokens: bytes, lora_id: int | None = None, salt: int | str | None = None) -> None:
-        self.parent = parent
-        self.form = form
-        self.tokens = tokens
-        self.lora_id = lora_id
-        self.salt = salt
+    parent: int
+    form: int
+    tokens: bytes
+    lora_id: int | None = None
+    salt: int | str | None = None
 
 
-@final
-@mypyc_attr(native_class=True)
+@dataclass(frozen=True)
 class StoredPage:
-    __slots__ = ("node", "life_cycle", "generation", "checksums")
-
-    node: Final[int]
-    life_cycle: Final[int]
-    generation: Final[int]
-    checksums: Final[list[int]]
-
-    def __init__(self, node: int, life_cycle: int, generation: int, checksums: list[int]) -> None:
-        self.node = node
-        self.life_cycle = life_cycle
-        self.generation = generation
-        self.checksums = checksums
+    node: int
+    life_cycle: int
+    generation: int
+    checksums: list[int]
 
 
 @final

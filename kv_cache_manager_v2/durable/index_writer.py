@@ -48,18 +48,11 @@ _MOST_SNAPSHOTS: Final = 4
 _logger: Final = PackageLog("kv_cache_manager_v2")
 
 
-@final
-@mypyc_attr(native_class=True)
-class _Latch:
-    """Opened by the thread once everything before it is safe."""
-
-    __slots__ = ("lock",)
-
-    lock: Final[Lock]
-
-    def __init__(self) -> None:
-        self.lock = Lock()
-        self.lock.acquire()
+def _make_latch() -> Lock:
+    """Released by the thread once everything before it is safe."""
+    latch = Lock()
+    latch.acquire()
+    return latch
 
 
 @final
@@ -79,11 +72,11 @@ class IndexWriter(Drained):
     _watches: Final[list[SlotWatch]]
     _snapshot: IndexSnapshot | None
     """To be written first."""
-    _inbox: Final[SimpleQueue[tuple[int, bytes, _Latch | None]]]
+    _inbox: Final["SimpleQueue[tuple[int, bytes, Lock | None]]"]
     _nodes: Final[deque[NodeBatch]]
     """Written before whatever comes from the inbox next: of no use before a page is recorded, so that they need not wake the thread."""
     _process: Final[int]
-    _ended: Final[_Latch]
+    _ended: Final[Lock]
     _is_started: bool
     _live: LiveNodes | None
     _compaction: Generator[None, None, None] | None
@@ -100,7 +93,7 @@ class IndexWriter(Drained):
         self._inbox = SimpleQueue()
         self._nodes = deque()
         self._process = os.getpid()
-        self._ended = _Latch()
+        self._ended = _make_latch()
         self._is_started = False
         self._live = None
         self._compaction = None
@@ -138,16 +131,16 @@ class IndexWriter(Drained):
         """Return once all records that were put before are safe, or cannot be."""
         if self._folder.is_read_only:
             return
-        latch = _Latch()
+        latch = _make_latch()
         self._inbox.put((_FLUSH, b"", latch))
         self._wait(latch)
 
     def drain_until(self, deadline: float) -> None:
         seconds = deadline - time.monotonic()
         if seconds > 0 and os.getpid() == self._process:
-            latch = _Latch()
+            latch = _make_latch()
             self._inbox.put((_FLUSH, b"", latch))
-            latch.lock.acquire(True, seconds)
+            latch.acquire(True, seconds)
 
     def close(self) -> None:
         """Write what is queued, and end the thread. Twice is fine."""
@@ -158,8 +151,8 @@ class IndexWriter(Drained):
         self._wait(self._ended)
         self._is_started = False
 
-    def _wait(self, latch: _Latch) -> None:
-        while not latch.lock.acquire(True, _WATCH_SECONDS):
+    def _wait(self, latch: Lock) -> None:
+        while not latch.acquire(True, _WATCH_SECONDS):
             if sys.is_finalizing() or os.getpid() != self._process:
                 raise LogicError(
                     "the index of the durable level is not written, and the thread that writes it is gone: Python is ending, or this "
@@ -184,11 +177,11 @@ class IndexWriter(Drained):
             is_open = self._serve_batch()
         # What is older says the same: the next process makes the snapshot.
         self._end_compaction()
-        self._ended.lock.release()
+        self._ended.release()
 
     def _serve_batch(self) -> bool:
         records: list[bytes] = []
-        latches: list[_Latch] = []
+        latches: list[Lock] = []
         has_pages = False
         is_open = True
         try:
@@ -216,7 +209,7 @@ class IndexWriter(Drained):
         if records and not self.failure:
             self._write(records, has_pages)
         for latch in latches:
-            latch.lock.release()
+            latch.release()
         self._compact()
         return is_open
 

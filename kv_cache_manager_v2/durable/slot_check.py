@@ -20,19 +20,17 @@ from .index_state import StoredPage
 class SlotCheck:
     """The data files of a folder. The caller has locked it, and closes this."""
 
-    __slots__ = ("_files", "_contents", "_open", "_ports")
+    __slots__ = ("_files", "_contents", "_open")
 
     _files: Final[FilePort]
     _contents: Final[FolderContents]
-    _open: Final[dict[tuple[int, int], int]]
+    _open: Final[dict[tuple[int, int], tuple[FilePort, int]]]
     """By pool group and pool; -1 for a file that is not there."""
-    _ports: Final[dict[tuple[int, int], FilePort]]
 
     def __init__(self, files: FilePort, contents: FolderContents) -> None:
         self._files = files
         self._contents = contents
         self._open = {}
-        self._ports = {}
 
     def find_fault(self, pool_group: int, slot: int, page: StoredPage) -> str:
         """The fault of the page in that slot; empty if there is none."""
@@ -51,11 +49,11 @@ class SlotCheck:
 
     def _check_chunk(self, pool_group: int, pool: int, offset: int, num_bytes: int, page: StoredPage, position: int) -> str:
         name = f"data-{pool_group}-{pool}"
-        file = self._find_file(pool_group, pool, name)
+        files, file = self._find_file(pool_group, pool, name)
         if file < 0:
             return f"{name} is not there"
         try:
-            data = read_range(self._ports[(pool_group, pool)], file, offset, num_bytes)
+            data = read_range(files, file, offset, num_bytes)
         except OSError as error:
             return f"{num_bytes} bytes at offset {offset} of {name} cannot be read: {os.strerror(error.errno or errno.EIO)}"
         if len(data) < num_bytes:
@@ -66,20 +64,19 @@ class SlotCheck:
             return f"{num_bytes} bytes at offset {offset} of {path} are not what was written"
         return ""
 
-    def _find_file(self, pool_group: int, pool: int, name: str) -> int:
+    def _find_file(self, pool_group: int, pool: int, name: str) -> tuple[FilePort, int]:
         place = (pool_group, pool)
         if place not in self._open:
             stripe = self._contents.stripe(self._contents.slot_bytes[pool_group][pool])
             files = self._files if stripe is None else StripedFiles(self._files, stripe)
-            self._ports[place] = files
             try:
-                self._open[place] = files.open_named(os.path.join(self._contents.path, name), False)
+                self._open[place] = files, files.open_named(os.path.join(self._contents.path, name), False)
             except FileNotFoundError:
-                self._open[place] = -1
+                self._open[place] = files, -1
         return self._open[place]
 
     def close(self) -> None:
-        for place, file in self._open.items():
+        for files, file in self._open.values():
             if file >= 0:
-                self._ports[place].close_file(file)
+                files.close_file(file)
         self._open.clear()
