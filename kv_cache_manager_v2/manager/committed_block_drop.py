@@ -131,19 +131,19 @@ class CommittedBlockDrop(Handle):
         These are the last block's pages, and of windowed layer groups the last window; what can only be reached through them
         goes with them. 0 once `clear_reusable_blocks` or `shutdown` dropped everything. `LogicError` the second time.
         """
+        if self._is_done:
+            raise LogicError("drop() of a plan that was dropped or cancelled before; each plan drops once")
         shared = self._shared
-        with shared.guard:
-            self._require_planned("drop")
-            count = drop_plan(shared, self._number)
-            self._is_done = True
-            return count
+        count = 0
+        if not shared.order.is_closed:
+            with shared.guard:
+                count = drop_plan(shared, self._number)
+        self._is_done = True
+        return count
 
     def cancel(self) -> None:
         """Everything stays. Twice is fine; after `drop` it does nothing."""
-        with self._shared.guard:
-            _cancel_plan(self._shared, self._number)
-            self._is_done = True
-
-    def _require_planned(self, call: str) -> None:
-        if self._is_done:
-            raise LogicError(f"{call}() of a plan that was dropped or cancelled before; each plan drops once")
+        if not self._shared.order.is_closed:
+            with self._shared.guard:
+                _cancel_plan(self._shared, self._number)
+        self._is_done = True

@@ -173,7 +173,7 @@ class KVCacheManager(Handle):
 
     __slots__ = (
         "_config", "_life_cycles", "_device", "_event_manager", "_shared", "_addresses", "_memory", "_open_sequences", "_matches",
-        "_levels", "_usage", "_reading", "_arrival_waits", "_batch_number", "_restored", "_is_open", "_is_released",
+        "_levels", "_usage", "_reading", "_arrival_waits", "_batch_number", "_restored", "_is_released",
         "_lists",
     )  # fmt: skip
 
@@ -198,7 +198,6 @@ class KVCacheManager(Handle):
     """Counts batch calls; each sequence remembers the last one that listed it."""
     _restored: DurableRestore | None
     """Blocks that the last process has left, until something is done with them."""
-    _is_open: bool
     _is_released: bool
     """Whether there is no memory to release: `shutdown` is done, or the constructor is not."""
 
@@ -211,7 +210,6 @@ class KVCacheManager(Handle):
         debug_fill: Given[DebugFill | None] = None,
         event_manager: Given[KVCacheEventManager | None] = None,
     ) -> None:
-        self._is_open = False
         self._is_released = True
         config = to_instance(config, KVCacheManagerConfig, "config")
         given_device = _to_device(device)
@@ -282,7 +280,6 @@ class KVCacheManager(Handle):
             if storage.durable.is_read_only:
                 storage.closed.close_for_writing(storage.last_level)
             self._restore(storage.durable)
-        self._is_open = True
 
     def _restore(self, durable: DurableLevel) -> None:
         """Find again what the last process has left."""
@@ -348,7 +345,7 @@ class KVCacheManager(Handle):
         if self._is_released:
             return
         guard = self._shared.guard
-        if self._is_open and not guard.is_broken and not guard.is_foreign:
+        if not (guard.is_shut_down or guard.is_broken or guard.is_foreign):
             with guard:
                 self._restored = None
                 require_closed(self._shared, self._open_sequences, "shutdown")
@@ -366,10 +363,8 @@ class KVCacheManager(Handle):
         self._release_memory()
 
     def _release_memory(self) -> None:
-        self._is_open = False
         release_from_process(self._shared.guard)
-        self._shared.guard.publisher = None
-        self._shared.guard.checker = None
+        self._shared.guard.shut_down()
         if self._shared.guard.is_foreign:
             self._is_released = True
             return
@@ -403,7 +398,6 @@ class KVCacheManager(Handle):
         """
         durable = self._shared.storage.durable
         with self._shared.guard as journal:
-            self._require_open()
             end_epoch(self._shared, self._open_sequences, None, CLEARED)
             self._restored = None
             if durable is not None:
@@ -423,7 +417,6 @@ class KVCacheManager(Handle):
         """
         durable = self._shared.storage.durable
         with self._shared.guard as journal:
-            self._require_open()
             scope = to_scope(reuse_scope)
             end_epoch(self._shared, self._open_sequences, scope, SCOPE_INVALIDATED)
             self._restored = None
@@ -441,7 +434,6 @@ class KVCacheManager(Handle):
         sequences were made, hints were given, levels were resized, or something was forgotten: see `keep_restored`.
         """
         with self._shared.guard:
-            self._require_open()
             return self._names_of_restored("restored").names
 
     def keep_restored(self, names: Iterable[bytes]) -> int:
@@ -456,7 +448,6 @@ class KVCacheManager(Handle):
         # Before the lock: what is iterated over may have code of its own.
         given = to_names(names)
         with guard as journal:
-            self._require_open()
             found = self._names_of_restored("keep_restored")
             chosen = found.find(given)
             restore = self._restored
@@ -485,7 +476,7 @@ class KVCacheManager(Handle):
         decision depends on it.
         """
         with self._shared.guard:
-            self._require_open()
+            pass
         gc.collect()
         gc.freeze()
 
@@ -532,7 +523,6 @@ class KVCacheManager(Handle):
             packed = pack_beginning(tokens, packed, self._shared.tree.digests, name)
             is_whole = not isinstance(tokens, list) or len(packed) >= len(tokens) * TOKEN_BYTES
             with guard.readers, self._reading as journal:
-                self._require_open()
                 num_tokens = self._matches.count_tokens(scope, packed, with_planned, is_whole)
                 if num_tokens >= 0:
                     if guard.is_recording:
@@ -567,7 +557,6 @@ class KVCacheManager(Handle):
         shut down; what the callback raises is passed on. Then nothing has changed.
         """
         with self._shared.guard as journal:
-            self._require_open()
             scope = to_scope(reuse_scope)
             shared = self._shared
             self._open_sequences.require_room(shared, 1, "create_kv_cache()")
@@ -710,7 +699,6 @@ class KVCacheManager(Handle):
             self._batch("commit_batch", kv_caches).commit(tokens)
 
     def _batch(self, call: str, kv_caches: Sequence[KVCache], name: str = "kv_caches") -> BatchStep:
-        self._require_open()
         self._batch_number += 1
         return BatchStep(self._shared, call, self._batch_number, kv_caches, name)
 
@@ -755,7 +743,6 @@ class KVCacheManager(Handle):
         self, kind: int, input_tokens: Tokens, reuse_scope: object, value: int, duration: int
     ) -> HintResult:
         with self._shared.guard as journal:
-            self._require_open()
             scope = to_scope(reuse_scope)
             packed = pack_tokens(input_tokens, self._shared.tree.digests, False, "input_tokens")
             result = apply_hint(self._shared, kind, scope, packed, value, duration)
@@ -951,7 +938,6 @@ class KVCacheManager(Handle):
         for the device when a level shrinks. `ValueError` if the quota is under what the constraints need.
         """
         with self._shared.guard as journal:
-            self._require_open()
             level = self._levels.require(cache_level, "cache_level")
             num_bytes = self._levels.require_quota(level, quota)
             grows_partly = to_bool(best_efforts, "best_efforts")
@@ -973,7 +959,6 @@ class KVCacheManager(Handle):
         is an error, `PageMoveError` or the device's own, where none has changed before it, else a warning in the log.
         """
         with self._shared.guard as journal:
-            self._require_open()
             has_changed = self._levels.adjust()
             self._restored = None
             journal.record(ADJUST, has_changed)
@@ -1026,7 +1011,6 @@ class KVCacheManager(Handle):
         return () if self._lists is None else self._lists.layout
 
     def _require_lists(self, call: str) -> CopyLists:
-        self._require_open()
         if self._lists is None:
             raise LogicError(f"{call}: no worker copies for this manager; give ExternalCacheTierConfig copy_workers")
         return self._lists
@@ -1039,7 +1023,6 @@ class KVCacheManager(Handle):
         """
         guard = self._shared.guard
         with guard as journal:
-            self._require_open()
             elapsed = to_number(seconds, "seconds")
             if not 0 <= elapsed <= _MAX_SECONDS:
                 raise ValueError(f"seconds is {seconds}; time goes forward, by at most {_MAX_SECONDS:g} at once")
@@ -1061,7 +1044,6 @@ class KVCacheManager(Handle):
         self._usage.require()
         try:
             with self._shared.guard.readers, self._reading:
-                self._require_open()
                 return self._usage.total()
         except BusyError:
             usage = self._wait_for_snapshot().usage
@@ -1074,7 +1056,6 @@ class KVCacheManager(Handle):
         Peaks are those of the iteration. `LogicError` with ``enable_stats=False``.
         """
         with self._shared.guard:
-            self._require_open()
             return self._usage.take_iteration()
 
     def get_storage_statistics(self, level: SupportsIndex = 0) -> list[StorageStatistics]:
@@ -1082,7 +1063,6 @@ class KVCacheManager(Handle):
         number = self._levels.require(level, "level")
         try:
             with self._shared.guard.readers, self._reading:
-                self._require_open()
                 return self._usage.slots(number)
         except BusyError:
             return self._wait_for_snapshot().levels[number]
@@ -1094,7 +1074,6 @@ class KVCacheManager(Handle):
         `LogicError` with ``enable_stats=False``. No decision depends on it.
         """
         with self._shared.guard:
-            self._require_open()
             return self._usage.record_block_times(clock)
 
     def time_transfers(self) -> TransferTimes:
@@ -1103,7 +1082,6 @@ class KVCacheManager(Handle):
         The result is read on the thread that calls the manager. `LogicError` with ``enable_stats=False``. No decision depends on it.
         """
         with self._shared.guard:
-            self._require_open()
             self._usage.require()
             return self._shared.traffic.mover.time_transfers()
 
@@ -1134,14 +1112,12 @@ class KVCacheManager(Handle):
         self._shared.guard.end_interrupted()
         # Not as a call that changes something, whose end may wait for a disk.
         with self._shared.guard.readers, self._reading:
-            self._require_open()
             check_invariants(self._shared, self._open_sequences.states())
 
     def describe(self) -> dict[str, Any]:
         """State dump, plain and JSON-able. For looking: it takes 11 us a cached block. From any thread; `BusyError` while another call
         runs."""
         with self._shared.guard.readers, self._reading:
-            self._require_open()
             return describe(self._shared, self._open_sequences.states())
 
     # -- inside --------------------------------------------------------------------------------------------------------
@@ -1150,7 +1126,6 @@ class KVCacheManager(Handle):
         """The figures of `get_statistics` and `get_storage_statistics`, and how many sequences are open, of one moment."""
         try:
             with self._shared.guard.readers, self._reading:
-                self._require_open()
                 return self._usage.take_snapshot()
         except BusyError:
             return self._wait_for_snapshot()
@@ -1158,7 +1133,6 @@ class KVCacheManager(Handle):
     def _look(self, look: Callable[[], None]) -> None:
         """Run it while no call runs, and none begins. `BusyError` while another thread's call runs."""
         with self._shared.guard.readers, self._reading:
-            self._require_open()
             look()
 
     def _wait_for_snapshot(self) -> ManagerSnapshot:
@@ -1182,9 +1156,7 @@ class KVCacheManager(Handle):
         self._shared.guard.require_idle()
 
     def _require_open(self) -> None:
-        self._shared.guard.require_own_process()
-        if not self._is_open:
-            raise LogicError("the manager is shut down; make another one")
+        self._shared.guard.require_open()
 
 
 def _to_fill(given: object, config: KVCacheManagerConfig, device: Device | None) -> DebugFill | None:

@@ -18,7 +18,8 @@ The call records itself in the journal that the door hands out, as its last step
 without a journal hands out one that keeps nothing. Compiled, the ``with`` and the record that is not kept cost some two nanoseconds
 more than ``try``, ``finally`` and a test for a journal; a decode step inside a block needs no door at all (`is_idle`).
 
-In a process that was forked from the manager's own the guard is *foreign*: every call is a `LogicError`, whatever the state.
+In a process that was forked from the manager's own the guard is *foreign*: every call is a `LogicError`, whatever the state. So it is
+once the manager is shut down.
 
     state     way out
     IDLE      __enter__ -> BUSY; begin_reading -> READ
@@ -88,15 +89,16 @@ class StateChecker(metaclass=ABCMeta):
 @mypyc_attr(native_class=True)
 class CallGuard(CallDoor):
     __slots__ = (
-        "is_foreign", "publisher", "checker", "order", "_attention", "_busy", "_number", "_changes", "journal", "is_recording", "_reason",
-        "_abandoned", "_process", "_readers", "_reader", "_is_read", "_is_entering", "_must_stay", "_asked",
+        "is_foreign", "is_shut_down", "publisher", "checker", "order", "_attention", "_busy", "_number", "_changes", "journal",
+        "is_recording", "_reason", "_abandoned", "_process", "_readers", "_reader", "_is_read", "_is_entering", "_must_stay", "_asked",
     )  # fmt: skip
 
     is_foreign: bool
     """Whether this process is a fork of the manager's: it must leave the manager's memory and files alone."""
+    is_shut_down: bool
     publisher: SnapshotPublisher | None
     checker: StateChecker | None
-    """None while the manager is made and shut down."""
+    """None while the manager is made, and once it is shut down."""
     order: StreamOrder | None
     """None where streams hold the kernels back."""
 
@@ -132,6 +134,7 @@ class CallGuard(CallDoor):
         self.journal = journal
         self.is_recording = isinstance(journal, CallJournal)
         self.is_foreign = False
+        self.is_shut_down = False
         self._process = os.getpid()
         self._attention = _IDLE
         self._busy = False
@@ -244,6 +247,14 @@ class CallGuard(CallDoor):
         self._must_stay = True
         self._attention = _NOT_IDLE
 
+    def shut_down(self) -> None:
+        """No call begins any more. Twice is fine."""
+        self.publisher = None
+        self.checker = None
+        self.is_shut_down = True
+        self._must_stay = True
+        self._attention = _NOT_IDLE
+
     def require_own_process(self) -> None:
         if self.is_foreign:
             raise LogicError(
@@ -263,9 +274,7 @@ class CallGuard(CallDoor):
                     pass
 
     def _look_closer(self) -> None:
-        self.require_own_process()
-        if self._reason is not None:
-            raise CorruptedError(f"the manager is broken since an earlier call: {self._reason}")
+        self.require_sound()
         self.end_interrupted()
         if self._busy:
             raise _two_calls()
@@ -401,10 +410,17 @@ class CallGuard(CallDoor):
                 self._break_by(f"{text}; {failed}")
 
     def require_sound(self) -> None:
-        """For calls that only look: a broken manager has nothing true to show."""
+        """A broken manager has nothing true to show, and one that is shut down has nothing."""
         self.require_own_process()
         if self._reason is not None:
             raise CorruptedError(f"the manager is broken since an earlier call: {self._reason}")
+        self.require_open()
+
+    def require_open(self) -> None:
+        """For calls without a door that a broken manager answers too."""
+        self.require_own_process()
+        if self.is_shut_down:
+            raise LogicError("the manager is shut down; make another one")
 
     def _fail(self, error: AssertionError) -> Exception:
         """An assertion failed inside a call; returns what the call has to raise. If it is an invariant of ours, remember the first."""

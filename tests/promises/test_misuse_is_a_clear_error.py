@@ -242,9 +242,28 @@ def test_every_call_after_shutdown() -> None:
         lambda: BatchPageTable(manager, 4, 8),
         lambda: DecodeBatch(manager, 4, 8),
         lambda: table.update(),
+        lambda: manager.can_finish([], []),
+        lambda: manager.retain([1]),
+        lambda: manager.get_statistics(),
+        lambda: manager.advance_clock(1),
     ):
-        with pytest.raises(LogicError):
+        with pytest.raises(LogicError, match="the manager is shut down; make another one"):
             call()
+
+
+def test_a_plan_of_a_manager_that_is_shut_down_drops_nothing() -> None:
+    manager = manager_of()
+    with manager.create_kv_cache() as kv_cache:
+        assert kv_cache.resume() and kv_cache.resize(4)
+        kv_cache.commit([1, 2, 3, 4])
+        kv_cache.stop_committing()
+        dropped, cancelled = kv_cache.plan_committed_block_drop(), kv_cache.plan_committed_block_drop()
+    assert dropped is not None and cancelled is not None
+    manager.shutdown()
+    cancelled.cancel()
+    assert dropped.drop() == 0 and dropped.is_done and cancelled.is_done
+    with pytest.raises(LogicError, match="dropped or cancelled before"):
+        dropped.drop()
 
 
 def test_handle_that_is_no_stream(caplog: pytest.LogCaptureFixture) -> None:

@@ -140,6 +140,19 @@ def test_an_assertion_of_the_library_breaks_and_one_of_the_caller_does_not() -> 
         pass
 
 
+def test_no_call_begins_once_it_is_shut_down() -> None:
+    """Also while a thread looks: that one ends as it would have."""
+    guard = CallGuard(ChangeCount(), CallRecords())
+    with guard.readers, Reading(guard):
+        guard.shut_down()
+    for _call in range(2):
+        assert not guard.is_idle
+        with pytest.raises(LogicError, match="shut down"), guard:
+            raise AssertionError("a call began")
+        with pytest.raises(LogicError, match="shut down"):
+            guard.begin_reading()
+
+
 def test_an_interrupted_look_is_not_taken_for_one_that_goes_on() -> None:
     """As if Ctrl-C had come between the lock and the door."""
     guard = CallGuard(ChangeCount(), CallRecords())
