@@ -59,15 +59,7 @@ def _release_published(state: SequenceState, life_cycle: i64, begin: i64, end: i
     prompt_begin = _find_prompt_window(state, life_cycle)
     prompt_end = _find_prompt_end(state)
     while begin < end:
-        stop = end
-        if begin < branch_begin < stop:
-            stop = branch_begin
-        if begin < branch_end < stop:
-            stop = branch_end
-        if begin < prompt_begin < stop:
-            stop = prompt_begin
-        if begin < prompt_end < stop:
-            stop = prompt_end
+        stop = min([border for border in (branch_begin, branch_end, prompt_begin, prompt_end, end) if border > begin])
         if branch_begin <= begin < branch_end or prompt_begin <= begin < prompt_end:
             release_stale(state, life_cycle, begin, stop, mark)
         else:
