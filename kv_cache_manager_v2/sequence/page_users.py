@@ -1,7 +1,8 @@
-"""Single pages of a sequence, held and released: the steps that resize, commit and residency share."""
+"""Pages of a sequence that it needs no more, one or those of its last blocks: the steps that resize, commit and residency share."""
 
 from mypy_extensions import i64
 
+from .forked_blocks import cut_forked, release_block
 from .sequence_state import NO_TIMELINE, SequenceState
 from .twins import end_twin
 
@@ -29,3 +30,23 @@ def release_page(state: SequenceState, life_cycle: i64, ordinal: i64, mark: i64)
         if is_active:
             storage.unlock(page, pool_group, state.timeline, mark)
         storage.drop_hold(page, pool_group)
+
+
+def cut_blocks(state: SequenceState, num_blocks: i64, mark: i64) -> None:
+    """Release the blocks from ``num_blocks`` on, which hold no committed token of ours, the last one first."""
+    if num_blocks >= state.num_blocks:
+        return
+    ordinal = state.num_blocks - 1
+    while ordinal >= num_blocks:
+        for life_cycle in range(state.shared.num_life_cycles):
+            if state.holds_page(life_cycle, ordinal):
+                release_page(state, life_cycle, ordinal, mark)
+        release_block(state, ordinal)
+        state.blocks.pop()
+        ordinal -= 1
+    for table in state.tables:
+        table.resize(num_blocks)
+    state.num_blocks = num_blocks
+    cut_forked(state, num_blocks)
+    if state.num_published >= num_blocks:
+        state.tail.is_shared = False

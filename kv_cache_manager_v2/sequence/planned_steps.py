@@ -17,8 +17,7 @@ from mypy_extensions import i64
 from ..device.stream_order import NO_POINT
 from ..reuse.block import Block
 from ..storage.decision_digest import PLANNED
-from .forked_blocks import release_block
-from .page_users import release_page
+from .page_users import cut_blocks
 from .planned_blocks import PlannedBlock, PlannedLinks
 from .sequence_state import NO_TIMELINE, SequenceState
 
@@ -248,19 +247,9 @@ def _make_void(state: SequenceState, ordinal: i64) -> None:
     links = state.sharing.planned
     assert links is not None, "a reader does not know what it reads"
     mark = shared.order.mark(state.timeline) if state.timeline != NO_TIMELINE else NO_POINT
-    while state.num_blocks > ordinal:
-        last = state.num_blocks - 1
-        for life_cycle in range(shared.num_life_cycles):
-            if state.holds_page(life_cycle, last):
-                release_page(state, life_cycle, last, mark)
-        release_block(state, last)
-        state.blocks.pop()
-        state.num_blocks = last
-    for table in state.tables:
-        table.resize(ordinal)
+    cut_blocks(state, ordinal, mark)
     state.scratch.release_all(mark)
-    for life_cycle in range(shared.num_life_cycles):
-        state.scratch.set_range(life_cycle, 0, 0)
+    state.scratch.clear()
     for planned in links.read:
         if planned.ordinal >= ordinal and state in planned.readers:
             planned.readers.remove(state)

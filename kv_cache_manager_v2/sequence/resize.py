@@ -14,8 +14,8 @@ from ..stats.usage_counters import find_page_counters
 from .admission import admit, use_found
 from .beams import list_beams
 from .block_runs import list_first_pages, make_pages
-from .forked_blocks import NO_ORDINALS, cut_forked, release_block, settle_forked
-from .page_users import release_page
+from .forked_blocks import NO_ORDINALS, settle_forked
+from .page_users import cut_blocks, release_page
 from .planned_rules import find_taken_back
 from .planned_steps import take_back
 from .published_tail import take_tail_back
@@ -136,32 +136,11 @@ def _release(state: SequenceState, plan: ResizePlan) -> None:
     if num_blocks >= state.num_blocks and history < state.next_window_move and not moves_scratch:
         return
     mark = state.shared.order.mark(state.timeline)
-    _cut_blocks(state, num_blocks, mark)
+    cut_blocks(state, num_blocks, mark)
     # The coming range takes its slots over from the old one: the plan has asked for the others only.
     move_windows(state, history, mark, moves_scratch)
     if moves_scratch:
         _move_scratch(state, capacity, history, mark)
-
-
-def _cut_blocks(state: SequenceState, num_blocks: i64, mark: i64) -> None:
-    """The capacity shrinks below whole blocks: they hold no committed token of ours."""
-    if num_blocks >= state.num_blocks:
-        return
-    shared = state.shared
-    ordinal = state.num_blocks - 1
-    while ordinal >= num_blocks:
-        for life_cycle in range(shared.num_life_cycles):
-            if state.holds_page(life_cycle, ordinal):
-                release_page(state, life_cycle, ordinal, mark)
-        release_block(state, ordinal)
-        state.blocks.pop()
-        ordinal -= 1
-    for table in state.tables:
-        table.resize(num_blocks)
-    state.num_blocks = num_blocks
-    cut_forked(state, num_blocks)
-    if state.num_published >= num_blocks:
-        state.tail.is_shared = False
 
 
 def _move_scratch(state: SequenceState, capacity: i64, history: i64, mark: i64) -> None:

@@ -205,8 +205,8 @@ CANARIES = (
     ),
     Canary(
         "shrunk sequence keeps its slots",
-        "sequence/resize.py",
-        "_cut_blocks",
+        "sequence/page_users.py",
+        "cut_blocks",
         "state.holds_page(life_cycle, ordinal)",
         "life_cycle > 0 and state.holds_page(life_cycle, ordinal)",
     ),
