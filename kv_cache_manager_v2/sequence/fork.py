@@ -22,14 +22,19 @@ def has_room_to_fork(state: SequenceState, num_forks: i64) -> bool:
     storage = shared.storage
     if len(state.recurrent.state_blocks) == 0:
         return True
-    needed = vec[i64]([0] * storage.num_pool_groups)
-    needed[storage.pool_group_of[shared.state_life_cycle]] = num_forks * len(state.recurrent.state_blocks)
     digest_mark = storage.digest.mark()
-    if not shared.traffic.room_count.find_refusal(needed):
+    if not shared.traffic.room_count.find_refusal(_count_needed(state, num_forks)):
         return True
     # The call is going to raise, so no journal has it.
     storage.digest.roll_back(digest_mark)
     return False
+
+
+def _count_needed(state: SequenceState, num_forks: i64) -> vec[i64]:
+    shared = state.shared
+    needed = vec[i64]([0] * shared.storage.num_pool_groups)
+    needed[shared.storage.pool_group_of[shared.state_life_cycle]] = num_forks * len(state.recurrent.state_blocks)
+    return needed
 
 
 def try_fork(state: SequenceState, child: SequenceState) -> bool:
@@ -38,22 +43,16 @@ def try_fork(state: SequenceState, child: SequenceState) -> bool:
     ``child`` is a new sequence of the same scope and stream. The caller has validated, and waited for a state that is on its way.
     """
     shared = state.shared
-    storage = shared.storage
     if not has_room_to_fork(state, 1):
         return False
+    has_state = len(state.recurrent.state_blocks) > 0
+    account = find_page_counters(state.counters)
+    if has_state:
+        shared.traffic.room.make_room(_count_needed(state, 1), account)
     if state.timeline != NO_TIMELINE:
         child.timeline = shared.order.enter(state.stream)
-    if len(state.recurrent.state_blocks) > 0:
-        account = find_page_counters(state.counters)
-        try:
-            needed = vec[i64]([0] * storage.num_pool_groups)
-            needed[storage.pool_group_of[shared.state_life_cycle]] = len(state.recurrent.state_blocks)
-            shared.traffic.room.make_room(needed, account)
-            _copy_state(state, child, account)
-        except BaseException:
-            shared.order.leave(child.timeline)
-            child.timeline = NO_TIMELINE
-            raise
+    if has_state:
+        _copy_state(state, child, account)
     shared.guard.begin_change()
     share_blocks(state, child)
     shared.guard.end_change()
@@ -76,6 +75,8 @@ def _copy_state(state: SequenceState, child: SequenceState, account: PageCounter
             copy_page(storage, source.first_page + life_cycle, page, pool_group, state.stream)
     except BaseException:
         undo_begin_state(child)
+        shared.order.leave(child.timeline)
+        child.timeline = NO_TIMELINE
         storage.digest.roll_back(digest_mark)
         raise
     storage.counters.record_copied(GPU_LEVEL, GPU_LEVEL, pool_group, len(state.recurrent.state_blocks), account)
