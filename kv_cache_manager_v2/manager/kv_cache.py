@@ -47,16 +47,25 @@ from ..sequence.planned_rules import (
     refuse_other_stream,
     require_committed_before,
     require_unplanned,
-    require_valid,
     validate_offer,
     validate_stream,
 )
 from ..sequence.room_question import RoomQuestion
 from ..sequence.sequence_state import ACTIVE, CLOSED, SUSPENDED, SequenceState
 from ..sequence.small_step import try_small_commit, try_small_resize
-from ..sequence.step_validation import validate_fork, validate_resize, validate_scratch_switch
+from ..sequence.step_validation import (
+    ANY_OPEN,
+    BEAMS_COMMIT,
+    require_committing,
+    require_one_beam,
+    require_status,
+    require_usable,
+    validate_fork,
+    validate_resize,
+    validate_scratch_switch,
+)
 from ..sequence.stream_handle import to_stream
-from ..sequence.usage_recorder import record_fork
+from ..sequence.usage_recorder import record_use
 from ..sequence.whole_prefix import pack_committed
 from ..storage.eviction.segment_traits import CONTINUES, ENDS, NO_HINT
 from ..storage.refusal import Refusal
@@ -74,7 +83,6 @@ if TYPE_CHECKING:
     from .kv_cache_manager import KVCacheManager
 
 _logger: Final = PackageLog("kv_cache_manager_v2")
-_ANY_OPEN: Final = -1
 _MAX_BEAM_WIDTH: Final = 2**16
 """More than any search uses: each beam has tables of its own, so a number that was meant for something else would fill the memory."""
 
@@ -176,7 +184,7 @@ class KVCache(Handle):
         """
         state = self._state
         with state.shared.guard as journal:
-            self._require_valid("resume", SUSPENDED)
+            require_usable(state, SUSPENDED, "resume")
             stream = state.stream if cuda_stream is None else to_stream(cuda_stream, state.shared.device)
             waits = to_bool(wait, "wait")
             result = not refuse_other_stream(state, stream) and residency.try_resume(state, stream, waits)
@@ -194,7 +202,7 @@ class KVCache(Handle):
         guard = self._state.shared.guard
         guard.end_interrupted()
         with guard.readers, self._manager._reading:
-            self._require(ACTIVE, "ready")
+            require_status(self._state, ACTIVE, "ready")
             return page_arrivals.are_pages_here(self._state)
 
     def prefetch(self, target_level: SupportsIndex = GPU_LEVEL) -> bool:
@@ -205,7 +213,7 @@ class KVCache(Handle):
         """
         state = self._state
         with state.shared.guard as journal:
-            self._require_valid("prefetch", SUSPENDED)
+            require_usable(state, SUSPENDED, "prefetch")
             level = to_int(target_level, "target_level")
             num_levels = int(state.shared.storage.num_levels)
             if not 0 <= level < num_levels:
@@ -218,7 +226,7 @@ class KVCache(Handle):
         """Unlock all pages; they stay held. Moves nothing and never fails for lack of room. `LogicError` unless ACTIVE."""
         state = self._state
         with state.shared.guard as journal:
-            self._require(ACTIVE, "suspend")
+            require_status(self._state, ACTIVE, "suspend")
             residency.suspend(state)
             state.shared.order.postpone()
             if state.counters is not None:
@@ -254,9 +262,9 @@ class KVCache(Handle):
         of its first `resume`, but that hits which a disk could not read by then are missed. `ValueError` for more tokens than are
         committed, `LogicError` once closed.
         """
-        with self._state.shared.guard as journal:
-            self._require_valid("rewind")
-            state = self._state
+        state = self._state
+        with state.shared.guard as journal:
+            require_usable(state, ANY_OPEN, "rewind")
             count = to_count(num_tokens, "num_tokens")
             if count > state.num_committed:
                 raise ValueError(f"sequence {state.id}: num_tokens is {count}; {state.num_committed} tokens are committed")
@@ -280,15 +288,14 @@ class KVCache(Handle):
         """
         state = self._state
         with state.shared.guard as journal:
-            self._require_open("fork")
+            require_status(state, ANY_OPEN, "fork")
             state.shared.traffic.require_copies("fork()", "create_kv_cache() with the committed tokens shares their whole blocks")
             serial = self._open_sequences.next_serial
             sequence_id = serial if id is None else to_int(id, "id")
             validate_fork(state, "fork")
             self._open_sequences.require_room(state.shared, 1, "fork()")
-            if state.has_beams:
-                raise LogicError(f"sequence {state.id}: fork() with {len(state.sharing.beams) + 1} beams; set beam_width to 1 first")
-            if len(state.recurrent.state_blocks) > 0 and len(state.arrivals.points) > 0:
+            require_one_beam(state, "fork")
+            if len(state.recurrent.state_blocks) > 0:
                 # The copy of the recurrent state reads it on the sequence's stream.
                 page_arrivals.await_arrivals(state)
             request = state.request.fork(serial, sequence_id, state.request.priority_callback)
@@ -297,7 +304,7 @@ class KVCache(Handle):
                 # A refusal is a decision, and `adjust` goes by it.
                 journal.record(FORK, state.request.serial, 0)
                 raise OutOfPagesError(self._refusal_text())
-            record_fork(child)
+            record_use(child)
             kv_cache = KVCache(child, self._manager, self._open_sequences)
             journal.record(FORK, state.request.serial, 1)
             return kv_cache
@@ -397,7 +404,7 @@ class KVCache(Handle):
     def enable_swa_scratch_reuse(self, enable: Given[bool]) -> None:
         state = self._state
         with state.shared.guard as journal:
-            self._require_valid("enable_swa_scratch_reuse")
+            require_usable(state, ANY_OPEN, "enable_swa_scratch_reuse")
             is_wanted = to_bool(enable, "enable_swa_scratch_reuse")
             if is_wanted != state.scratch.is_enabled:
                 validate_scratch_switch(state, is_wanted)
@@ -445,7 +452,7 @@ class KVCache(Handle):
             if token >= 0 and try_small_commit(state, token):
                 return
         with state.shared.guard as journal:
-            self._require_committing("commit")
+            require_committing(state, "commit")
             if not is_plain:
                 commit_of_beams(state, accepted_input_tokens, beam_search_indices, num_heads)
                 return
@@ -463,13 +470,12 @@ class KVCache(Handle):
     ) -> None:
         state = self._state
         with state.shared.guard as journal:
-            self._require_committing("commit")
+            require_committing(state, "commit")
             if state.has_beams or beam_search_indices is not None:
                 commit_of_beams(state, tokens, beam_search_indices, num_heads)
                 journal.record(STOP, state.request.serial, NO_HINT)
             else:
-                if len(state.arrivals.points) > 0:
-                    page_arrivals.settle_arrivals(state)
+                page_arrivals.settle_arrivals(state)
                 commit_last(state, tokens)
             commit_steps.stop_committing(state, False)
 
@@ -484,10 +490,10 @@ class KVCache(Handle):
         """
         state = self._state
         with state.shared.guard:
-            self._require_one_beam_committing("commit_input")
+            require_committing(state, "commit_input")
+            require_one_beam(state, "commit_input", BEAMS_COMMIT)
             count = ALL_LEFT if num_tokens is None else to_count(num_tokens, "num_tokens")
-            if len(state.arrivals.points) > 0:
-                page_arrivals.settle_arrivals(state)
+            page_arrivals.settle_arrivals(state)
             commit_given(state, count)
 
     def commit_tree(self, tokens: Tokens, accepted_positions: Sequence[SupportsIndex], num_heads: SupportsIndex = 1) -> None:
@@ -504,10 +510,9 @@ class KVCache(Handle):
         """
         state = self._state
         with state.shared.guard:
-            self._require_committing("commit_tree")
+            require_committing(state, "commit_tree")
             state.shared.traffic.require_own_memory("commit_tree()", "draft a chain, and commit() what is accepted of it")
-            if state.has_beams:
-                raise LogicError(f"sequence {state.id}: commit_tree() with {len(state.sharing.beams) + 1} beams")
+            require_one_beam(state, "commit_tree")
             require_unplanned(state, "commit_tree")
             if state.shared.has_state:
                 raise LogicError(f"sequence {state.id}: commit_tree() with recurrent layers; their state is of the whole tree")
@@ -530,7 +535,8 @@ class KVCache(Handle):
         """
         state = self._state
         with state.shared.guard:
-            self._require_committing("publish_planned")
+            require_committing(state, "publish_planned")
+            require_one_beam(state, "publish_planned")
             validate_offer(state)
             return offer_tokens(state, tokens)
 
@@ -539,11 +545,10 @@ class KVCache(Handle):
         (``allow_seq_rebasing=False``). Twice is fine. `LogicError` once closed. ``continues``: as for `close`, which may say it too."""
         state = self._state
         with state.shared.guard as journal:
-            self._require_open("stop_committing")
+            require_status(state, ANY_OPEN, "stop_committing")
             hint = NO_HINT if continues is None else _to_hint(continues)
             require_committed_before(state, "stop_committing")
-            if len(state.arrivals.points) > 0:
-                page_arrivals.settle_arrivals(state)
+            page_arrivals.settle_arrivals(state)
             commit_steps.stop_committing(state, False)
             if hint != NO_HINT:
                 state.request.continues = hint
@@ -557,7 +562,8 @@ class KVCache(Handle):
     @property
     def committed_tokens(self) -> list[TokenIdExt]:
         """All committed tokens, from the first one on; a new list. `LogicError` once closed."""
-        self._require_open("committed_tokens")
+        self._state.shared.guard.require_sound()
+        require_status(self._state, ANY_OPEN, "committed_tokens")
         return unpack_tokens(pack_committed(self._state, self._state.num_committed), self._state.shared.tree.digests)
 
     @property
@@ -596,7 +602,7 @@ class KVCache(Handle):
     def beam_width(self, beam_width: Given[int]) -> None:
         state = self._state
         with state.shared.guard as journal:
-            self._require_valid("beam_width")
+            require_usable(state, ANY_OPEN, "beam_width")
             width = to_count(beam_width, "beam_width")
             if width == 0:
                 raise ValueError("beam_width is 0; a sequence has at least one beam")
@@ -623,7 +629,7 @@ class KVCache(Handle):
         """
         state = self._state
         with state.shared.guard as journal:
-            self._require_valid("reorder_beams", ACTIVE)
+            require_usable(state, ACTIVE, "reorder_beams")
             width = len(state.sharing.beams) + 1
             found = to_counts(to_list(parents, "parents"), "one of parents")
             given = [int(parent) for parent in found]
@@ -633,8 +639,7 @@ class KVCache(Handle):
                 )
             if width == 1:
                 return
-            if len(state.arrivals.points) > 0:
-                page_arrivals.await_arrivals(state)
+            page_arrivals.await_arrivals(state)
             reorder(state, found)
             journal.record(REORDER, state.request.serial, given)
 
@@ -651,9 +656,8 @@ class KVCache(Handle):
         state = self._state
         guard = state.shared.guard
         with guard as journal:
-            self._require_valid("reserve_transfer", ACTIVE)
-            if state.has_beams:
-                raise LogicError(f"sequence {state.id}: reserve_transfer() with {len(state.sharing.beams) + 1} beams")
+            require_usable(state, ACTIVE, "reserve_transfer")
+            require_one_beam(state, "reserve_transfer")
             begin = to_count(begin_block, "begin_block")
             end = state.num_blocks if end_block is None else to_count(end_block, "end_block")
             if not begin <= end <= state.num_blocks:
@@ -662,9 +666,8 @@ class KVCache(Handle):
             if end > state.num_published:
                 require_unplanned(state, "reserve_transfer")
             self._open_sequences.require_room(state.shared, 1, "reserve_transfer()")
-            if len(state.arrivals.points) > 0:
-                # The other side's work is behind this stream, which must be behind the pages.
-                page_arrivals.await_arrivals(state)
+            # The other side's work is behind this stream, which must be behind the pages.
+            page_arrivals.await_arrivals(state)
             guard.begin_change()
             lease = lease_blocks(state, begin, end)
             guard.end_change()
@@ -678,7 +681,7 @@ class KVCache(Handle):
         """
         state = self._state
         with state.shared.guard:
-            self._require_valid("plan_committed_block_drop")
+            require_usable(state, ANY_OPEN, "plan_committed_block_drop")
             if state.tail.is_committing:
                 raise LogicError(
                     f"sequence {state.id}: plan_committed_block_drop() while its published text may still grow; "
@@ -717,7 +720,7 @@ class KVCache(Handle):
         """
         with self._state.shared.guard:
             table = self._table(layer_group_id, beam_id)
-            self._require_valid("set_base_page_index_buf")
+            require_usable(self._state, ANY_OPEN, "set_base_page_index_buf")
             table.set_buffer(None if buf is None else to_index_buffer(buf, int(self._state.num_blocks)))
 
     def get_aggregated_page_indices(
@@ -726,7 +729,7 @@ class KVCache(Handle):
         """Slot ids of the blocks in order, for transfers; without the bad ones if ``valid_only``. `LogicError` unless ACTIVE."""
         table = self._table(layer_group_id, beam_id)
         only_valid = to_bool(valid_only, "valid_only")
-        self._require(ACTIVE, "get_aggregated_page_indices")
+        require_status(self._state, ACTIVE, "get_aggregated_page_indices")
         slots: list[int] = table.view().tolist()
         return [slot for slot in slots if slot >= 0] if only_valid else slots
 
@@ -752,7 +755,7 @@ class KVCache(Handle):
                 + (f", or layer group {shared.state_life_cycle}" if shared.has_state else "")
             )
         at = state.history if length is None else to_count(length, "length")
-        self._require(ACTIVE, "get_ssm_block_base_index")
+        require_status(self._state, ACTIVE, "get_ssm_block_base_index")
         return int(shared.storage.rows.slot(live_block(state, at).first_page + group))
 
     def supports_index_mode(self, mode: Given[PageIndexMode]) -> bool:
@@ -773,7 +776,7 @@ class KVCache(Handle):
         None if the sequence does not reuse scratch memory. `LogicError` unless ACTIVE.
         """
         group = self._group(layer_group_id)
-        self._require(ACTIVE, "get_scratch_desc")
+        require_status(self._state, ACTIVE, "get_scratch_desc")
         scratch = self._state.scratch
         if not scratch.is_enabled:
             return None
@@ -788,7 +791,7 @@ class KVCache(Handle):
     def cuda_stream(self, cuda_stream: Given[int]) -> None:
         state = self._state
         with state.shared.guard as journal:
-            self._require_valid("cuda_stream")
+            require_usable(state, ANY_OPEN, "cuda_stream")
             stream = to_stream(to_int(cuda_stream, "cuda_stream"), state.shared.device)
             validate_stream(state, stream)
             residency.change_stream(state, stream)
@@ -850,47 +853,12 @@ class KVCache(Handle):
             raise ValueError(f"layer_group_id is {group}; there are {num_groups} layer groups")
         return group
 
-    def _require(self, status: i64, call: str) -> None:
-        if self._state.status != status:
-            if self._state.status == CLOSED:
-                self._require_open(call)
-            wanted = "ACTIVE" if status == ACTIVE else "SUSPENDED"
-            helps = "resume" if status == ACTIVE else "suspend"
-            raise LogicError(
-                f"sequence {self._state.id}: {call} needs a sequence that is {wanted}, this one is {self.status.name}; {helps}() it first"
-            )
-
-    def _require_valid(self, call: str, status: i64 = _ANY_OPEN) -> None:
-        """Refuse a sequence of another status, or one that has read planned blocks which are lost."""
-        if status == _ANY_OPEN:
-            self._require_open(call)
-        else:
-            self._require(status, call)
-        if self._state.sharing.planned is not None:
-            require_valid(self._state, call)
-
-    def _require_committing(self, call: str) -> None:
-        self._require_valid(call, ACTIVE)
-        if not self._state.tail.is_committing:
-            raise LogicError(f"sequence {self._state.id}: {call}() after stop_committing()")
-
-    def _require_one_beam_committing(self, call: str) -> None:
-        self._require_committing(call)
-        if self._state.has_beams:
-            raise LogicError(
-                f"sequence {self._state.id}: {call}() with {len(self._state.sharing.beams) + 1} beams; commit() says which beam has a token"
-            )
-
     def _require_input(self, call: str, num_tokens: int, capacity: int) -> None:
         """Refuse what `commit_input` of so many would refuse once there is that capacity. Changes nothing."""
         with self._state.shared.guard:
-            self._require_one_beam_committing(call)
+            require_committing(self._state, call)
+            require_one_beam(self._state, call, BEAMS_COMMIT)
             validate_given(self._state, num_tokens, capacity)
-
-    def _require_open(self, call: str) -> None:
-        self._state.shared.guard.require_sound()
-        if self._state.status == CLOSED:
-            raise LogicError(f"sequence {self._state.id}: {call}() after close(); make a new sequence with create_kv_cache()")
 
     def _refusal_text(self) -> str:
         refusal = self._state.shared.storage.last_refusal

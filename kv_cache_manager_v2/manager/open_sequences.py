@@ -23,7 +23,7 @@ from ..sequence.early_copying import offload_if_idle
 from ..sequence.planned_steps import take_back
 from ..sequence.sequence_state import CLOSED, SequenceState
 from ..sequence.shared_state import SharedState
-from ..sequence.usage_recorder import UsageRecorder, record_close
+from ..sequence.usage_recorder import UsageRecorder, record_use
 from ..reuse.reuse_scope import ReuseScope
 from ..storage.page_removal import settle_reads
 from ..sequence.recurrent_state import begin_with
@@ -128,8 +128,7 @@ class OpenSequences:
         guard.end_change()
 
     def _release(self, state: SequenceState) -> None:
-        if len(state.arrivals.points) > 0:
-            page_arrivals.settle_arrivals(state)
+        page_arrivals.settle_arrivals(state)
         if state.has_beams:
             # First: a last block that beams share is then beam 0's alone, and can be published.
             guard = state.shared.guard
@@ -139,7 +138,7 @@ class OpenSequences:
             guard.end_change()
         else:
             commit_steps.stop_committing(state, True)
-        record_close(state)
+        record_use(state)
         residency.close(state)
         state.shared.order.postpone()
 

@@ -13,7 +13,7 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from ..base.checks import is_bytes, to_count, to_counts, to_list
-from ..base.errors import CopyListError, LogicError
+from ..base.errors import LogicError
 from ..journal.journal_format import COMMIT_BEAMS, COMMIT_LAST, COMMIT_TREE, PUBLISH_PLANNED
 from ..reuse.token_packing import TOKEN_BYTES, pack_tokens
 from ..sequence import commit as commit_steps
@@ -87,11 +87,6 @@ def commit_given(state: SequenceState, num_tokens: i64) -> None:
     """The next so many of the tokens that the sequence was made with; ALL_LEFT: all that are left."""
     begin = state.num_committed
     packed = _pack_given(state, num_tokens, state.capacity)
-    try:
-        require_written(state, begin + len(packed) // TOKEN_BYTES)
-    except CopyListError:
-        state.shared.tree.digests.release(packed)
-        raise
     commit_steps.commit_packed(state, packed)
     state.request.given_end = state.num_committed
     given = state.request.given
@@ -126,6 +121,7 @@ def _pack_given(state: SequenceState, num_tokens: i64, capacity: i64) -> bytes:
             f"sequence {state.id}: {count} input tokens after {begin} committed ones exceed the capacity of {capacity}; "
             f"resize() first, or give num_tokens"
         )
+    require_written(state, begin + count)
     packed = b"" if given is None else given.pack(begin, begin + count, state.shared.tree.digests)
     _validate_for_forks(state, packed)
     return packed
@@ -136,8 +132,7 @@ def commit_of_beams(
 ) -> None:
     """``beam_search_indices``: for each token the beam whose pages have it; None: beam 0."""
     shared = state.shared
-    if len(state.arrivals.points) > 0:
-        page_arrivals.await_arrivals(state)
+    page_arrivals.await_arrivals(state)
     heads = to_heads(num_heads)
     num_tokens = _count_tokens(tokens, "accepted_input_tokens")
     if beam_search_indices is None:
@@ -171,8 +166,7 @@ def commit_nodes(
     positions = to_counts(to_list(accepted_positions, "accepted_positions"), "one of accepted_positions")
     heads = to_heads(num_heads)
     validate_tree(state, positions, _count_tokens(tokens, "tokens"))
-    if len(state.arrivals.points) > 0:
-        page_arrivals.await_arrivals(state)
+    page_arrivals.await_arrivals(state)
     copies = TokenCopies(shared.storage, shared.tokens_per_block, heads)
     packed = _pack(state, tokens, "tokens")
     try:

@@ -18,8 +18,7 @@ def change_width(state: SequenceState, width: i64) -> bool:
         return False
     if width > old_width:
         _validate_widening(state)
-        if len(state.arrivals.points) > 0:
-            await_arrivals(state)
+        await_arrivals(state)
         _add_beams(state, old_width, width)
     close_beams(state, width)
     return True

@@ -138,13 +138,15 @@ def are_pages_here(state: SequenceState) -> bool:
 
 
 def await_arrivals(state: SequenceState) -> None:
-    """Before a step: the same, and the host waits for what a disk reads; `StorageIOError` if it could not."""
+    """Before a step: `settle_arrivals`, and the host waits for what a disk reads; `StorageIOError` if it could not."""
     wait_for_reads(state)
     settle_arrivals(state)
 
 
 def settle_arrivals(state: SequenceState) -> None:
-    """From here on the stream is in order behind the pages that were on their way."""
+    """From here on the stream is in order behind the pages that were on their way, if any were."""
+    if len(state.arrivals.points) == 0:
+        return
     order = state.shared.order
     for point in state.arrivals.points:
         order.wait(state.timeline, point)

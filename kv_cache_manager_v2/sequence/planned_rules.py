@@ -53,8 +53,6 @@ def require_committed_before(state: SequenceState, call: str) -> None:
 
 def validate_offer(state: SequenceState) -> None:
     """The caller's mistakes in `publish_planned` that do not depend on the tokens."""
-    if state.has_beams:
-        raise LogicError(f"sequence {state.id}: publish_planned() with {len(state.sharing.beams) + 1} beams")
     if state.sharing.planned is None and state.forked_end > state.num_published:
         raise LogicError(
             f"sequence {state.id}: publish_planned() while block {state.num_published} is, or was, shared with a fork or a lease; begin "

@@ -323,8 +323,7 @@ def close(state: SequenceState) -> None:
     """
     shared = state.shared
     shared.guard.begin_change()
-    if len(state.arrivals.points) > 0:
-        settle_arrivals(state)
+    settle_arrivals(state)
     if state.sharing.planned is not None:
         leave_writers(state)
     close_beams(state, 1)

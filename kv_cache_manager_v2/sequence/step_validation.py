@@ -1,5 +1,7 @@
 """The caller's mistakes in a `resize`, found before anything changes; and whether a step has scratch blocks at all."""
 
+from typing import Final
+
 from mypy_extensions import i64
 
 from ..base.errors import CopyListError, LogicError
@@ -9,18 +11,41 @@ from .sequence_state import ACTIVE, CLOSED, SequenceState
 from .shared_state import MOST_BLOCKS
 
 
-def _inactive(state: SequenceState, call: str) -> LogicError:
+ANY_OPEN: Final = -1
+BEAMS_COMMIT: Final = "commit() says which beam has a token"
+
+
+def require_status(state: SequenceState, status: i64, call: str) -> None:
+    """`LogicError` unless the sequence has that status; ANY_OPEN: unless it is open."""
     if state.status == CLOSED:
-        return LogicError(f"sequence {state.id}: {call}() after close(); make a new sequence with create_kv_cache()")
-    return LogicError(f"sequence {state.id}: {call}() needs an active sequence; resume() it first")
+        raise LogicError(f"sequence {state.id}: {call}() after close(); make a new sequence with create_kv_cache()")
+    if status != ANY_OPEN and state.status != status:
+        is_not = "ACTIVE, this one is SUSPENDED; resume" if status == ACTIVE else "SUSPENDED, this one is ACTIVE; suspend"
+        raise LogicError(f"sequence {state.id}: {call} needs a sequence that is {is_not}() it first")
+
+
+def require_usable(state: SequenceState, status: i64, call: str) -> None:
+    """Refuse a sequence of another status, or one that has read planned blocks which are lost."""
+    require_status(state, status, call)
+    if state.sharing.planned is not None:
+        require_valid(state, call)
+
+
+def require_committing(state: SequenceState, call: str) -> None:
+    require_usable(state, ACTIVE, call)
+    if not state.tail.is_committing:
+        raise LogicError(f"sequence {state.id}: {call}() after stop_committing()")
+
+
+def require_one_beam(state: SequenceState, call: str, way_out: str = "set beam_width to 1 first") -> None:
+    if state.has_beams:
+        raise LogicError(f"sequence {state.id}: {call}() with {len(state.sharing.beams) + 1} beams; {way_out}")
 
 
 def validate_resize(state: SequenceState, capacity: i64, history: i64) -> None:
     """The caller's mistakes in a resize; changes nothing."""
-    if state.status != ACTIVE:
-        raise _inactive(state, "resize")
-    if state.sharing.planned is not None:
-        require_valid(state, "resize")
+    if state.status != ACTIVE or state.sharing.planned is not None:
+        require_usable(state, ACTIVE, "resize")
     if history < state.history:
         raise ValueError(f"sequence {state.id}: history_length {history} is under the present {state.history}; it never shrinks")
     if capacity < history:
@@ -43,14 +68,10 @@ def validate_resize(state: SequenceState, capacity: i64, history: i64) -> None:
 
 def validate_next_token(state: SequenceState, call: str) -> None:
     """The caller's mistakes in a batch's commit of one token; changes nothing."""
-    if state.status != ACTIVE:
-        raise _inactive(state, call)
-    if state.sharing.planned is not None:
+    if state.status != ACTIVE or not state.tail.is_committing or state.has_beams or state.sharing.planned is not None:
+        require_committing(state, call)
         require_committed_before(state, call)
-    if not state.tail.is_committing:
-        raise LogicError(f"sequence {state.id}: {call}() after stop_committing()")
-    if state.has_beams:
-        raise LogicError(f"sequence {state.id}: {call}() with {len(state.sharing.beams) + 1} beams; commit() says which beam has the token")
+        require_one_beam(state, call, BEAMS_COMMIT)
     if state.num_committed >= state.capacity:
         raise ValueError(
             f"sequence {state.id}: a token after {state.num_committed} committed ones exceeds the capacity of {state.capacity}; "

@@ -104,9 +104,7 @@ class UsageRecorder:
             _record_reused(state, usage)
         elif counters.num_counted_blocks < old_num_blocks:
             counters.num_counted_blocks = old_num_blocks
-        history = state.shared.tree.history
-        if state.request.is_admitted and history is not None:
-            history.record_use(state.path_end.first_page)
+        record_use(state)
 
 
 def _record_reused(state: SequenceState, usage: UsageCounters) -> None:
@@ -163,27 +161,10 @@ def count_hits_by_level(state: SequenceState, counts: vec[i64], hits_at: i64) ->
 
 def count_held_pages(state: SequenceState, life_cycle: i64, begin: i64, end: i64) -> i64:
     """How many of the blocks ``[begin, end)`` the sequence holds a page of."""
-    shared = state.shared
     first = state.window_begins[life_cycle]
-    if first < begin:
-        first = begin
-    count: i64 = end - first if end > first else 0
-    sinks_end = shared.windows.num_sink_blocks[life_cycle]
-    if sinks_end > end:
-        sinks_end = end
-    if sinks_end > begin and state.window_begins[life_cycle] > begin:
-        # The window begins behind the sinks, always.
-        count += sinks_end - begin
-    scratch = state.scratch
-    if scratch.num_blocks > 0:
-        scratch_begin = scratch.begins[life_cycle]
-        scratch_end = scratch.ends[life_cycle]
-        if scratch_begin < first:
-            scratch_begin = first
-        if scratch_end > end:
-            scratch_end = end
-        if scratch_end > scratch_begin:
-            count -= scratch_end - scratch_begin
+    count = state.shared.windows.count_new_pages(life_cycle, begin, end, first)
+    if state.scratch.num_blocks > 0:
+        count -= max(min(state.scratch.ends[life_cycle], end) - max(state.scratch.begins[life_cycle], first, begin), 0)
     return count
 
 
@@ -191,21 +172,13 @@ def record_request(state: SequenceState, counters: SequenceCounters) -> None:
     """The sequence was given room for its first tokens: it is a request, and its path is what it asked for and found."""
     counters.enter_total()
     history = state.shared.tree.history
-    if history is not None:
-        if counters.total is not None:
-            history.record_lookup(state.path_end.first_page)
-        history.record_use(state.path_end.first_page)
+    if history is not None and counters.total is not None:
+        history.record_lookup(state.path_end.first_page)
+    record_use(state)
 
 
-def record_fork(child: SequenceState) -> None:
-    """It uses what its parent has, and has asked for nothing; called once it is open."""
-    history = child.shared.tree.history
-    if history is not None and child.counters is not None and child.request.is_admitted:
-        history.record_use(child.path_end.first_page)
-
-
-def record_close(state: SequenceState) -> None:
-    """Up to now the path was in use; called before it is released."""
+def record_use(state: SequenceState) -> None:
+    """Its path is in use: of a fork once it is open, which has asked for nothing, and up to the end, before it is released."""
     history = state.shared.tree.history
     if history is not None and state.counters is not None and state.request.is_admitted:
         history.record_use(state.path_end.first_page)
