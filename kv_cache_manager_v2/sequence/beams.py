@@ -20,8 +20,9 @@ from ..reuse.block import Block
 from ..stats.usage_counters import find_page_counters
 from ..storage.page_bytes import copy_slots_at_once
 from ..storage.token_copy import TokenCopies
+from .block_owners import release_owner
 from .fork import try_fork
-from .forked_blocks import add_owner, release_block
+from .forked_blocks import add_owner
 from .page_users import release_page
 from .sequence_state import SequenceState
 from .twins import take_published_pages
@@ -187,7 +188,7 @@ def _adopt_blocks(beam: SequenceState, blocks: list[Block], mark: i64) -> None:
                 if beam.holds_page(life_cycle, ordinal):
                     release_page(beam, life_cycle, ordinal, mark)
                     beam.tables[life_cycle].set(ordinal, int(rows.slot(block.first_page + life_cycle)))
-            release_block(beam, ordinal)
+            release_owner(shared.tree, beam.blocks[ordinal])
             beam.blocks[ordinal] = block
         ordinal += 1
     beam.tail.is_shared = len(blocks) > 0 and blocks[0].parent is not None

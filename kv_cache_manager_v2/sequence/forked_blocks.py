@@ -20,6 +20,7 @@ from mypy_extensions import i64
 
 from ..reuse.block import Block
 from ..reuse.token_packing import TOKEN_BYTES
+from .block_owners import add_co_owner
 from .planned_rules import validate_planned_tokens
 from .sequence_state import SequenceState
 
@@ -101,23 +102,7 @@ def add_owner(state: SequenceState, block: Block, ordinal: i64) -> None:
         return
     size = state.shared.tokens_per_block
     room = state.capacity - ordinal * size
-    if room > size:
-        room = size
-    if block.num_co_owners == 0 or block.num_shared_tokens < room:
-        block.num_shared_tokens = room
-    block.num_co_owners += 1
-
-
-def release_block(state: SequenceState, ordinal: i64) -> None:
-    """A block behind the published path is the sequence's no more; its pages have been released."""
-    tree = state.shared.tree
-    block = state.blocks[ordinal]
-    if block.parent is not None:
-        tree.unpin(block)
-    elif block.num_co_owners > 0:
-        block.num_co_owners -= 1
-    else:
-        tree.pool.release(block)
+    add_co_owner(block, room if room < size else size)
 
 
 # -- publishing -----------------------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from mypy_extensions import i64
 
+from .block_owners import add_co_owner
+from .forked_blocks import add_owner
 from .sequence_state import SequenceState
 from .shared_state import UNBOUNDED
 from .transfer_leases import TransferLeaseState
@@ -21,14 +23,14 @@ def lease_blocks(state: SequenceState, begin: i64, end: i64) -> TransferLeaseSta
             if state.holds_page(life_cycle, ordinal):
                 page = state.page_of(life_cycle, ordinal) if ordinal >= begin else state.blocks[ordinal].first_page + life_cycle
                 leases.add_page(lease, life_cycle, page, ordinal >= begin)
-    size = shared.tokens_per_block
     for block in list_twin_blocks(state, begin, end):
-        leases.add_private_block(lease, block, size)
+        add_co_owner(block, shared.tokens_per_block)
+        lease.private_blocks.append(block)
     for ordinal in range(state.num_published, end):
         block = state.blocks[ordinal]
         if block.parent is None:
-            room = state.capacity - ordinal * size
-            leases.add_private_block(lease, block, room if room < size else size)
+            add_owner(state, block, ordinal)
+            lease.private_blocks.append(block)
             if state.forked_end <= ordinal:
                 state.forked_end = ordinal + 1
                 state.next_slow_capacity = 0

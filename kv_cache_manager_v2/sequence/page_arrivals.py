@@ -10,10 +10,8 @@
 Arrivals of further beams are those of beam 0: all have one stream.
 """
 
-from typing import Final, final
-
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.errors import StorageIOError
 from ..base.ids import GPU_LEVEL
@@ -46,27 +44,13 @@ def lock_each_page(state: SequenceState, life_cycle: i64, waits: bool) -> None:
 # -- apart ----------------------------------------------------------------------------------------------------------------
 
 
-@final
-@mypyc_attr(native_class=True)
-class OwnStream:
-    """Stream and timeline that the sequence has while things are prepared apart from it."""
-
-    __slots__ = ("stream", "timeline")
-
-    stream: Final[int]
-    timeline: Final[i64]
-
-    def __init__(self, stream: int, timeline: i64) -> None:
-        self.stream = stream
-        self.timeline = timeline
-
-
-def begin_apart(state: SequenceState, needed: vec[i64]) -> OwnStream | None:
-    """From here to `end_apart` the sequence takes ``needed`` slots, and enqueues, on the manager's stream; None: not necessary."""
+def begin_apart(state: SequenceState, needed: vec[i64]) -> tuple[int, int] | None:
+    """From here to `end_apart` the sequence takes ``needed`` slots, and enqueues, on the manager's stream. Its own stream and timeline;
+    None: that is not necessary."""
     shared = state.shared
     if len(state.arrivals.points) == 0 and not _takes_slow_slot(shared.storage, needed):
         return None
-    own = OwnStream(state.stream, state.timeline)
+    own = (state.stream, int(state.timeline))
     apart = shared.traffic.mover.timeline(GPU_LEVEL, GPU_LEVEL)
     state.timeline = apart
     state.stream = shared.order.stream_of(apart)
@@ -76,14 +60,13 @@ def begin_apart(state: SequenceState, needed: vec[i64]) -> OwnStream | None:
     return own
 
 
-def end_apart(state: SequenceState, own: OwnStream) -> None:
+def end_apart(state: SequenceState, own: tuple[int, int]) -> None:
     """Work that was enqueued apart arrives later; whether or not the device took all of it."""
     shared = state.shared
     storage = shared.storage
     apart = state.timeline
     mark = shared.order.mark(apart)
-    state.stream = own.stream
-    state.timeline = own.timeline
+    state.stream, state.timeline = own
     if state.num_published < state.num_blocks:
         # The sequence's own copy of the shared last block; or still that block, which copies may be under way from.
         first_page = state.blocks[state.num_published].first_page

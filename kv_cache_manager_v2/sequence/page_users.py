@@ -2,7 +2,8 @@
 
 from mypy_extensions import i64
 
-from .forked_blocks import cut_forked, release_block
+from .block_owners import release_owner
+from .forked_blocks import cut_forked
 from .sequence_state import NO_TIMELINE, SequenceState
 from .twins import end_twin
 
@@ -41,7 +42,7 @@ def cut_blocks(state: SequenceState, num_blocks: i64, mark: i64) -> None:
         for life_cycle in range(state.shared.num_life_cycles):
             if state.holds_page(life_cycle, ordinal):
                 release_page(state, life_cycle, ordinal, mark)
-        release_block(state, ordinal)
+        release_owner(state.shared.tree, state.blocks[ordinal])
         state.blocks.pop()
         ordinal -= 1
     for table in state.tables:

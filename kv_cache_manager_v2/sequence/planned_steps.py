@@ -17,6 +17,7 @@ from mypy_extensions import i64
 from ..device.stream_order import NO_POINT
 from ..reuse.block import Block
 from ..storage.decision_digest import PLANNED
+from .block_owners import add_co_owner
 from .page_users import cut_blocks
 from .planned_blocks import PlannedBlock, PlannedLinks
 from .sequence_state import NO_TIMELINE, SequenceState
@@ -222,9 +223,7 @@ def read_planned(state: SequenceState, planned: list[PlannedBlock]) -> None:
     links = PlannedLinks()
     size = state.shared.tokens_per_block
     for one in planned:
-        if one.block.num_co_owners == 0:
-            one.block.num_shared_tokens = size
-        one.block.num_co_owners += 1
+        add_co_owner(one.block, size)
         one.readers.append(state)
         links.read.append(one)
     state.sharing.planned = links

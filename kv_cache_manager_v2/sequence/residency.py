@@ -21,10 +21,11 @@ from ..storage.onboarding import OnboardList
 from ..storage.refusal import Refusal
 from .admission import use_found
 from .beams import list_beams
+from .block_owners import release_owner
 from .block_runs import release_published, hold_pages, list_first_pages, lock_pages
 from .disk_arrivals import record_doubtful_pages, settle_before_resume
 from .early_copying import offload_published
-from .forked_blocks import release_block, leave_family
+from .forked_blocks import leave_family
 from .page_arrivals import begin_apart, end_apart, lock_each_page, settle_arrivals, take_over_arrivals
 from .page_users import release_page
 from .recurrent_state import (
@@ -376,7 +377,7 @@ def _release_blocks(state: SequenceState, mark: i64) -> None:
             if state.holds_page(life_cycle, ordinal):
                 release_page(state, life_cycle, ordinal, mark)
         if ordinal >= state.num_published:
-            release_block(state, ordinal)
+            release_owner(shared.tree, state.blocks[ordinal])
         ordinal -= 1
     if goes_by_runs:
         release_published(state, mark)

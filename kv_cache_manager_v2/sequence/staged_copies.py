@@ -17,7 +17,7 @@ from ..stats.page_counters import PageCounters
 from ..stats.usage_counters import ALLOCATED
 from ..storage.page_bytes import copy_page
 from .admission import note_copied
-from .forked_blocks import release_block
+from .block_owners import release_owner
 from .page_users import release_page
 from .sequence_state import SequenceState
 from .shared_state import SharedState
@@ -115,7 +115,7 @@ def _take_copy(state: SequenceState, ordinal: i64, target: Block, mark: i64, acc
             storage.counters.record_copied(GPU_LEVEL, GPU_LEVEL, storage.pool_group_of[life_cycle], 1, account)
             if state.counters is not None:
                 state.counters.add_blocks(life_cycle, ALLOCATED, 1)
-    release_block(state, ordinal)
+    release_owner(state.shared.tree, state.blocks[ordinal])
     state.blocks[ordinal] = target
     if ordinal == state.num_published:
         state.tail.is_shared = False

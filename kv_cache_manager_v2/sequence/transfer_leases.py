@@ -21,6 +21,7 @@ from ..device.stream_order import StreamOrder
 from ..reuse.block import Block
 from ..reuse.radix_tree import RadixTree
 from ..storage.page_storage import PageStorage
+from .block_owners import release_owner
 
 
 @final
@@ -34,7 +35,7 @@ class TransferLeaseState:
     number: Final[int]
     sequence_id: Final[int]
     private_blocks: Final[list[Block]]
-    """Those that were private when the lease was made."""
+    """Those that were private when the lease was made, which is one more owner of each (`block_owners`)."""
     pages: Final[list[list[int]]]
     slots: Final[list[list[int]]]
 
@@ -70,7 +71,7 @@ class TransferLeases:
         return len(self._open)
 
     def open(self, sequence_id: int) -> TransferLeaseState:
-        """A lease of nothing; `add_page` and `add_private_block` follow."""
+        """A lease of nothing; `add_page` and its private blocks follow."""
         lease = TransferLeaseState(self._num_made, sequence_id, self._storage.rows.num_life_cycles)
         self._open[lease.number] = lease
         self._num_made += 1
@@ -82,13 +83,6 @@ class TransferLeases:
         if is_lent:
             lease.slots[life_cycle].append(int(slot))
         lease.pages[life_cycle].append(int(page))
-
-    def add_private_block(self, lease: TransferLeaseState, block: Block, num_tokens: i64) -> None:
-        """``num_tokens``: what its sequence has room for in it."""
-        if block.num_co_owners == 0 or block.num_shared_tokens < num_tokens:
-            block.num_shared_tokens = num_tokens
-        block.num_co_owners += 1
-        lease.private_blocks.append(block)
 
     def is_open(self, number: int) -> bool:
         return number in self._open
@@ -124,12 +118,7 @@ class TransferLeases:
                     if block.parent is not None:
                         self._tree.prune(block)
         for block in lease.private_blocks:
-            if block.parent is not None:
-                self._tree.unpin(block)
-            elif block.num_co_owners > 0:
-                block.num_co_owners -= 1
-            else:
-                self._tree.pool.release(block)
+            release_owner(self._tree, block)
         if timeline >= 0:
             self._order.leave(timeline)
         del self._open[lease.number]

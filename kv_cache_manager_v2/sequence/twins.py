@@ -7,6 +7,7 @@ Beams, and owners that are suspended, take the published page over as where indi
 from mypy_extensions import i64
 
 from ..reuse.block import Block
+from .block_owners import release_owner
 from .disk_arrivals import expect_reads
 from .sequence_state import SequenceState
 
@@ -65,11 +66,7 @@ def end_twin(state: SequenceState, life_cycle: i64, ordinal: i64, mark: i64) -> 
         storage.unlock(twin, pool_group, state.timeline, mark)
         storage.drop_hold(twin, pool_group)
     if not has_twin_of(state, ordinal):
-        block = shared.tree.pool.block_of_page(twin)
-        if block.num_co_owners > 0:
-            block.num_co_owners -= 1
-        else:
-            shared.tree.pool.release(block)
+        release_owner(shared.tree, shared.tree.pool.block_of_page(twin))
 
 
 def take_published_pages(state: SequenceState, begin: i64) -> None:

@@ -549,9 +549,9 @@ CANARIES = (
     ),
     Canary(
         "a lease is no owner of a private block",
-        "sequence/transfer_leases.py",
-        "TransferLeases.add_private_block",
-        "block.num_co_owners += 1",
+        "sequence/lease_blocks.py",
+        "lease_blocks",
+        "add_owner(state, block, ordinal)",
         "pass",
     ),
     Canary(
