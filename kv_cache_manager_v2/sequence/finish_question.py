@@ -24,7 +24,7 @@ from .beams import list_beams
 from .finish_plan import FinishPlan
 from .published_tail import is_tail_its_own
 from .recurrent_state import add_needed_state_slots
-from .resize_plan import add_slots, subtract_slots
+from .resize_plan import add_slots
 from .scratch import add_needed_slots
 from .sequence_state import ACTIVE, SequenceState
 from .shared_state import NEVER, UNBOUNDED, SharedState
@@ -35,9 +35,10 @@ from .shared_state import NEVER, UNBOUNDED, SharedState
 class _Stretch:
     """Blocks one behind the other that the same sequences have."""
 
-    __slots__ = ("num_blocks", "num_holds", "num_locks", "num_listed", "num_active", "num_left")
+    __slots__ = ("pages", "num_holds", "num_locks", "num_listed", "num_active", "num_left")
 
-    num_blocks: Final[i64]
+    pages: Final[vec[i64]]
+    """Slots, per pool group."""
     num_holds: Final[i64]
     num_locks: Final[i64]
     num_listed: i64
@@ -47,8 +48,8 @@ class _Stretch:
     num_left: i64
     """Holders that have not finished."""
 
-    def __init__(self, num_blocks: i64, num_holds: i64, num_locks: i64) -> None:
-        self.num_blocks = num_blocks
+    def __init__(self, pages: vec[i64], num_holds: i64, num_locks: i64) -> None:
+        self.pages = pages
         self.num_holds = num_holds
         self.num_locks = num_locks
         self.num_listed = 0
@@ -89,10 +90,7 @@ class _Part:
 class FinishQuestion:
     """One question about the sequences of a list, which the caller has validated."""
 
-    __slots__ = (
-        "_shared", "_parts", "_stretches", "_full", "_full_pages", "_freed", "_closed", "_in_doubt", "_room", "_top_room",
-        "_num_slots", "_num_locked", "_is_too_wide",
-    )  # fmt: skip
+    __slots__ = ("_shared", "_parts", "_stretches", "_full", "_full_pages", "_freed", "_closed", "_in_doubt", "_room", "_top_room")
 
     _shared: Final[SharedState]
     _parts: Final[list[_Part]]
@@ -104,20 +102,14 @@ class FinishQuestion:
     """Per pool group, such pages of a block."""
     _freed: vec[i64]
     """Slots that sequences which have finished have freed."""
-    _closed: vec[i64]
+    _closed: Final[vec[i64]]
     """Slots of closed levels that are in use."""
-    _in_doubt: vec[i64]
+    _in_doubt: Final[vec[i64]]
     """These, and leased slots: they may be among those that sequences seem to free."""
-    _room: vec[i64]
-    """Free and droppable slots on all open levels."""
-    _top_room: vec[i64]
+    _room: Final[vec[i64]]
+    """Free and droppable slots on all open levels, and scratch slots of the list."""
+    _top_room: Final[vec[i64]]
     """Slots of level 0 that are not locked by sequences outside the list."""
-    _num_slots: vec[i64]
-    """Slots of all open levels."""
-    _num_locked: vec[i64]
-    """Slots of level 0 that sequences outside the list lock."""
-    _is_too_wide: bool
-    """Whether the sequence that was looked at last takes more than level 0 has, so that no other one's end helps."""
 
     def __init__(self, shared: SharedState, states: list[SequenceState], remaining: vec[i64], max_step: i64) -> None:
         storage = shared.storage
@@ -131,17 +123,13 @@ class FinishQuestion:
         self._in_doubt = self._full_pages[:]
         self._room = self._full_pages[:]
         self._top_room = self._full_pages[:]
-        self._num_slots = self._full_pages[:]
-        self._num_locked = storage.num_locked[:]
-        self._is_too_wide = False
         for life_cycle in range(shared.num_life_cycles):
             if shared.windows.sizes[life_cycle] == UNBOUNDED and shared.windows.least_begins[life_cycle] != NEVER:
                 self._full = life_cycle
                 self._full_pages[storage.pool_group_of[life_cycle]] += 1
         for part in self._parts:
-            step = min(part.remaining, max_step)
             for beam in list_beams(part.state):
-                self._count_beam(part, beam, step)
+                self._count_beam(part, beam, min(part.remaining, max_step))
         self._count_levels()
 
     def find(self) -> FinishPlan:
@@ -152,18 +140,17 @@ class FinishQuestion:
         refusal = self._find_overuse() if len(waiting) > 0 else None
         while refusal is None and len(waiting) > 0:
             left: list[int] = []
-            names_too_wide = False
+            least: i64 = NEVER
             for position in waiting:
-                found = self._look(self._parts[position], spare)
+                lack, found = self._look(self._parts[position], spare)
                 if found is None:
                     order.append(position)
                     self._finish(self._parts[position])
-                    continue
-                left.append(position)
-                lacks_less = refusal is None or found.asked - found.free < refusal.asked - refusal.free
-                if lacks_less if self._is_too_wide == names_too_wide else self._is_too_wide:
-                    refusal = found
-                    names_too_wide = self._is_too_wide
+                else:
+                    left.append(position)
+                    if lack < least:
+                        least = lack
+                        refusal = found
             if len(left) < len(waiting):
                 refusal = None
             waiting = left
@@ -191,7 +178,7 @@ class FinishQuestion:
             else:
                 if self._full < 0:
                     for ordinal in range(begin, own_begin):
-                        if count_holds(shared, state.blocks[ordinal].first_page + life_cycle) == 1:
+                        if self._count_users(state.blocks[ordinal].first_page + life_cycle)[0] == 1:
                             alone += 1
                 alone -= state.scratch.ends[life_cycle] - state.scratch.begins[life_cycle]
                 part.pages[pool_group] += windows.count_new_pages(life_cycle, 0, state.num_blocks, begin)
@@ -219,31 +206,38 @@ class FinishQuestion:
         if self._full < 0:
             has_planned = state.sharing.planned is not None
             return num_blocks if has_planned else min(num_blocks, max(state.num_published, state.forked_end))
-        shared = self._shared
         begin: i64 = 0
         while begin < num_blocks:
             first = state.blocks[begin].first_page + self._full
-            num_holds = count_holds(shared, first)
+            num_holds, num_locks = self._count_users(first)
             if num_holds <= 1:
                 return begin
             end = begin + 1
             last = num_blocks
             while end < last:
                 middle = (end + last) // 2
-                if count_holds(shared, state.blocks[middle].first_page + self._full) < num_holds:
+                if self._count_users(state.blocks[middle].first_page + self._full)[0] < num_holds:
                     last = middle
                 else:
                     end = middle + 1
             key = state.blocks[end - 1].first_page
             stretch = self._stretches.get(int(key))
             if stretch is None:
-                stretch = self._stretches[int(key)] = _Stretch(end - begin, num_holds, count_locks(shared, first))
+                pages = vec[i64]([count * (end - begin) for count in self._full_pages])
+                stretch = self._stretches[int(key)] = _Stretch(pages, num_holds, num_locks)
             stretch.num_listed += 1
             if state.status == ACTIVE:
                 stretch.num_active += 1
             part.stretches = append(part.stretches, key)
             begin = end
         return num_blocks
+
+    def _count_users(self, page: i64) -> tuple[i64, i64]:
+        """Sequences that hold the page, and that lock it. Those that use its twins do both: suspended, they have the published page."""
+        twin_pages = self._shared.claims.twin_pages
+        num_twin_users: i64 = 0 if twin_pages is None else twin_pages.count_users(page)
+        rows = self._shared.storage.rows
+        return rows.num_holds(page) + num_twin_users, rows.num_locks(page) + num_twin_users
 
     def _count_copies(self, part: _Part, state: SequenceState) -> None:
         """A shared block that the first step writes, or a matched tail at the resume, is copied before anything is released."""
@@ -267,43 +261,32 @@ class FinishQuestion:
         storage = self._shared.storage
         if storage.closed.has_disks:
             storage.closed.look()
+        num_pool_groups = storage.num_pool_groups
+        for index in range(storage.num_levels * num_pool_groups):
+            room = storage.allocators[index].num_free + storage.queues[index].num_pages
+            if index < storage.closed.first * num_pool_groups:
+                self._room[index % num_pool_groups] += room
+            else:
+                self._closed[index % num_pool_groups] += storage.allocators[index].num_slots - room
+                self._in_doubt[index % num_pool_groups] += storage.allocators[index].num_slots - room
         for lease in self._shared.claims.leases.open_leases():
             for life_cycle, pages in enumerate(lease.pages):
                 self._in_doubt[storage.pool_group_of[life_cycle]] += len(pages)
-        for level in range(storage.num_levels):
-            is_open = level == GPU_LEVEL or level < storage.closed.first
-            for pool_group in range(storage.num_pool_groups):
-                index = level * storage.num_pool_groups + pool_group
-                room = storage.allocators[index].num_free + storage.queues[index].num_pages
-                if not is_open:
-                    self._closed[pool_group] += storage.allocators[index].num_slots - room
-                    continue
-                self._room[pool_group] += room
-                self._num_slots[pool_group] += storage.allocators[index].num_slots
-                if level == GPU_LEVEL:
-                    self._top_room[pool_group] = room + storage.held_queues[index].num_pages
-        self._in_doubt = add_slots(self._in_doubt, self._closed)
-        locked = vec[i64]([0] * storage.num_pool_groups)
+        locked = vec[i64]([0] * num_pool_groups)
         for part in self._parts:
             if part.state.status == ACTIVE:
                 locked = add_slots(locked, part.alone)
         for stretch in self._stretches.values():
             if stretch.num_listed == stretch.num_holds and stretch.num_active > 0:
-                locked = add_slots(locked, self._pages_of(stretch))
+                locked = add_slots(locked, stretch.pages)
         locked = self._certain(locked)
         for part in self._parts:
             for beam in list_beams(part.state):
                 for life_cycle, slots in enumerate(beam.scratch.slots):
                     self._room[storage.pool_group_of[life_cycle]] += len(slots)
                     locked[storage.pool_group_of[life_cycle]] += len(slots)
-        self._top_room = add_slots(self._top_room, locked)
-        self._num_locked = subtract_slots(self._num_locked, locked)
-        if storage.last_level == GPU_LEVEL:
-            # What is held there stays, and is looked at with the rest.
-            self._top_room = subtract_slots(self._num_slots, self._num_locked)
-
-    def _pages_of(self, stretch: _Stretch) -> vec[i64]:
-        return vec[i64]([count * stretch.num_blocks for count in self._full_pages])
+        for pool_group in range(num_pool_groups):
+            self._top_room[pool_group] = storage.allocators[pool_group].num_slots - storage.num_locked[pool_group] + locked[pool_group]
 
     def _certain(self, counts: vec[i64]) -> vec[i64]:
         """Without those in doubt."""
@@ -314,7 +297,7 @@ class FinishQuestion:
         shared = self._shared
         for pool_group in range(shared.storage.num_pool_groups):
             total = shared.storage.allocators[pool_group].num_slots
-            locked = self._num_locked[pool_group]
+            locked = total - self._top_room[pool_group]
             if locked > shared.constraint_slots[pool_group] and total > 0 and float(locked) / float(total) > shared.max_util_for_resume:
                 text = (
                     f"level 0, pool group {pool_group}: sequences outside the list and leases lock {locked} of {total} slots, more than "
@@ -326,32 +309,33 @@ class FinishQuestion:
 
     # -- one sequence, the ones before it finished --------------------------------------------------------------------------
 
-    def _look(self, part: _Part, spare: vec[i64]) -> Refusal | None:
-        """Why the sequence cannot finish now. Where it can, ``spare`` falls to the slots that are left on all levels at its widest."""
-        last_level = self._shared.storage.last_level
+    def _look(self, part: _Part, spare: vec[i64]) -> tuple[i64, Refusal | None]:
+        """How many slots the sequence lacks to finish now, negative where it does even alone, and why. Where it can finish, ``spare``
+        falls to the slots that are left on all levels at its widest."""
+        storage = self._shared.storage
         top = add_slots(part.pages, part.growth)
-        seen: set[int] = set()
-        for key in part.stretches:
-            stretch = self._stretches[int(key)]
+        for key in dict.fromkeys([int(key) for key in part.stretches]):
+            stretch = self._stretches[key]
             # What a sequence outside has locked is there.
-            if int(key) not in seen and stretch.num_locks <= stretch.num_active:
-                top = add_slots(top, self._pages_of(stretch))
-            seen.add(int(key))
-        room = add_slots(self._room, self._certain(self._freed))
-        left = vec[i64]()
+            if stretch.num_locks <= stretch.num_active:
+                top = add_slots(top, stretch.pages)
+        left = add_slots(self._room, self._certain(self._freed))
         for pool_group in range(len(top)):
+            room = self._top_room[pool_group]
+            if top[pool_group] > room:
+                way_out = "Take smaller steps, settle leases, or enlarge the GPU tier's quota"
+                return top[pool_group] - room - NEVER, self._describe(part, GPU_LEVEL, pool_group, top[pool_group], room, way_out)
             # Its pages on closed levels are onboarded, and none goes back.
-            asked = part.growth[pool_group] + min(top[pool_group] - part.growth[pool_group], self._closed[pool_group])
-            self._is_too_wide = top[pool_group] > self._top_room[pool_group]
-            if self._is_too_wide:
-                return self._describe(part, GPU_LEVEL, pool_group, top[pool_group], self._top_room[pool_group])
-            if asked > room[pool_group]:
-                kept = self._num_slots[pool_group] - room[pool_group]
-                return self._describe(part, last_level, pool_group, kept + asked, self._num_slots[pool_group])
-            left = append(left, room[pool_group] - asked)
+            left[pool_group] -= part.growth[pool_group] + min(top[pool_group] - part.growth[pool_group], self._closed[pool_group])
+            lack = -left[pool_group]
+            if lack > 0:
+                open_ones = storage.allocators[pool_group : storage.closed.first * storage.num_pool_groups : storage.num_pool_groups]
+                total = sum([int(allocator.num_slots) for allocator in open_ones])
+                way_out = "Close sequences, or enlarge the quota of a tier"
+                return lack, self._describe(part, storage.last_level, pool_group, total + lack, total, way_out)
         for pool_group in range(len(top)):
             spare[pool_group] = min(spare[pool_group], left[pool_group])
-        return None
+        return 0, None
 
     def _finish(self, part: _Part) -> None:
         self._freed = add_slots(self._freed, part.alone)
@@ -359,35 +343,13 @@ class FinishQuestion:
             stretch = self._stretches[int(key)]
             stretch.num_left -= 1
             if stretch.num_left == 0:
-                self._freed = add_slots(self._freed, self._pages_of(stretch))
+                self._freed = add_slots(self._freed, stretch.pages)
 
-    def _describe(self, part: _Part, level: i64, pool_group: i64, asked: i64, room: i64) -> Refusal:
+    def _describe(self, part: _Part, level: i64, pool_group: i64, asked: i64, room: i64, way_out: str) -> Refusal:
         state = part.state
         where = "level 0" if level == GPU_LEVEL else f"levels 0 to {level}"
-        way_out = "Close sequences, or enlarge the quota of a tier"
-        if self._is_too_wide:
-            way_out = "Take smaller steps, settle leases, or enlarge the GPU tier's quota"
         text = (
             f"{where}, pool group {pool_group}: sequence {state.id}, grown by {part.remaining} tokens to "
             f"{state.capacity + part.remaining}, and what must be kept meanwhile take {asked} slots, and {room} are within reach. {way_out}"
         )
         return Refusal(int(level), int(pool_group), int(asked), int(room), 0, text)
-
-
-def count_holds(shared: SharedState, page: i64) -> i64:
-    """Holds of the page, and sequences that use its twins: a suspended sequence has the published page instead."""
-    return i64(shared.storage.rows.num_holds(page)) + _count_twin_users(shared, page)
-
-
-def count_locks(shared: SharedState, page: i64) -> i64:
-    """Locks of the page, and sequences that use its twins."""
-    return i64(shared.storage.rows.num_locks(page)) + _count_twin_users(shared, page)
-
-
-def _count_twin_users(shared: SharedState, page: i64) -> i64:
-    count: i64 = 0
-    twin_pages = shared.claims.twin_pages
-    if twin_pages is not None:
-        for twin in twin_pages.twins_of(page):
-            count += twin_pages.count_users(twin)
-    return count

@@ -87,9 +87,9 @@ class TwinPages(TwinOwner):
         """In the order in which they would go on as ``page``."""
         return list(self._twins_of.get(int(page), []))
 
-    def count_users(self, twin: i64) -> i64:
-        """The sequences that use that twin; leases of it not counted."""
-        return self._num_users[int(twin)]
+    def count_users(self, page: i64) -> i64:
+        """The sequences that use a twin of that page; leases not counted."""
+        return sum([self._num_users[twin] for twin in self.twins_of(page)])
 
     def users(self) -> dict[int, int]:
         """By twin, how many sequences use it: for checks."""
