@@ -389,11 +389,16 @@ class CallGuard(CallDoor):
         self._break_by(f"{sys.exc_info()[1]!r}")
 
     def _break_by(self, interruption: str) -> None:
+        self._break(f"a call was interrupted in the middle of a change: {interruption}")
+
+    def _break(self, reason: str) -> None:
+        """The manager is broken; the first reason stays."""
         self._changes.num_begun = 0
         self._must_stay = True
+        self._attention = _NOT_IDLE
         if self._reason is None:
-            self._reason = f"a call was interrupted in the middle of a change: {interruption}"
-            _logger.critical("kv_cache_manager_v2 is broken: %s", self._reason)
+            self._reason = reason
+            _logger.critical("kv_cache_manager_v2 is broken: %s", reason)
 
     def _record_interrupted(self, interruption: BaseException | None, may_be_whole: bool) -> None:
         """A call was interrupted. Unless everything is as it must be by now, the manager is broken."""
@@ -423,15 +428,10 @@ class CallGuard(CallDoor):
             raise LogicError("the manager is shut down; make another one")
 
     def _fail(self, error: AssertionError) -> Exception:
-        """An assertion failed inside a call; returns what the call has to raise. If it is an invariant of ours, remember the first."""
+        """An assertion failed inside a call, perhaps an invariant of ours; returns what the call has to raise."""
         if not _is_ours(error):
             return error
-        if self._reason is None:
-            self._reason = str(error) or "an invariant failed without a text"
-            _logger.critical("kv_cache_manager_v2 is broken: %s", self._reason)
-        self._must_stay = True
-        self._attention = _NOT_IDLE
-        self._changes.num_begun = 0
+        self._break(str(error) or "an invariant failed without a text")
         return CorruptedError(f"the manager is broken: {self._reason}")
 
     @property
