@@ -269,7 +269,7 @@ class KVCache(Handle):
             if count > state.num_committed:
                 raise ValueError(f"sequence {state.id}: num_tokens is {count}; {state.num_committed} tokens are committed")
             packed = pack_committed(state, count)
-            self._open_sequences.rewind(state, packed, self._manager._usage_recorder())
+            self._open_sequences.rewind(state, packed, self._manager._usage.recorder)
             num_kept = int(state.num_committed)
             journal.record(REWIND, state.request.serial, count, num_kept)
             return num_kept

@@ -115,7 +115,7 @@ from ..sequence.kind_ranges import find_kinds
 from ..sequence.retention_plan import EXPECTED, FOR_EVER, RetentionPlan, round_microseconds, to_duration
 from ..sequence.sequence_state import Request, SequenceState
 from ..sequence.shared_state import SharedState
-from ..sequence.usage_recorder import UsageRecorder, make_usage_recorder
+from ..sequence.usage_recorder import make_usage_recorder
 from ..stats.block_times import BlockTimes
 from ..stats.hint_result import HintResult
 from ..stats.statistics_clock import StatisticsClock
@@ -1145,9 +1145,6 @@ class KVCacheManager(Handle):
             except BusyError:
                 pass
         return self._usage.published
-
-    def _usage_recorder(self) -> UsageRecorder | None:
-        return self._usage.recorder
 
     def _shared_for_batch(self) -> SharedState:
         return self._shared

@@ -134,20 +134,19 @@ def _resume_all(state: SequenceState, stream: int, waits: bool) -> bool:
         return False
     timeline = shared.order.enter(stream)
     try:
-        if wanted is not None and wanted.needs_work(plan.peak):
-            shared.traffic.onboarding.bring_up(wanted, plan.peak, waits, account)
-        else:
-            shared.traffic.room.make_room(plan.peak, account)
-    except BaseException as error:
-        # All is in its queues again, whether the device refused or Ctrl-C came.
-        shared.order.leave(timeline)
-        if isinstance(error, StorageIOError) and len(shared.traffic.onboarding.failed) > 0:
-            raise make_load_failed(state, shared.traffic.onboarding.failed, str(error)) from error
-        raise
-    shared.guard.begin_change()
-    if plan.withdraws_tail:
-        forget_copies_of_tail(state)
-    try:
+        try:
+            if wanted is not None and wanted.needs_work(plan.peak):
+                shared.traffic.onboarding.bring_up(wanted, plan.peak, waits, account)
+            else:
+                shared.traffic.room.make_room(plan.peak, account)
+        except StorageIOError as error:
+            # All is in its queues again.
+            if len(shared.traffic.onboarding.failed) > 0:
+                raise make_load_failed(state, shared.traffic.onboarding.failed, str(error)) from error
+            raise
+        shared.guard.begin_change()
+        if plan.withdraws_tail:
+            forget_copies_of_tail(state)
         _activate_all(plan, stream, waits)
     finally:
         shared.order.leave(timeline)
@@ -415,25 +414,19 @@ def close_beams(state: SequenceState, width: i64) -> None:
 
 
 def change_stream(state: SequenceState, stream: int) -> None:
-    """The sequence goes on on another stream, which waits for the old one if the sequence is active."""
-    _change_stream_of_beam(state, stream)
-    guard = state.shared.guard
-    guard.begin_change()
-    for beam in state.sharing.beams:
-        _change_stream_of_beam(beam, stream)
-    guard.end_change()
-
-
-def _change_stream_of_beam(state: SequenceState, stream: int) -> None:
-    old_timeline = state.timeline
-    if old_timeline != NO_TIMELINE:
-        order = state.shared.order
-        mark = order.mark(old_timeline)
-        timeline = order.enter(stream)
-        state.shared.guard.begin_change()
-        order.wait(timeline, mark)
-        state.timeline = timeline
-        state.stream = stream
-        order.leave(old_timeline)
-        state.shared.guard.end_change()
-    state.stream = stream
+    """The sequence and its beams go on on another stream, which waits for the old one if they are active."""
+    order = state.shared.order
+    beams = list_beams(state)
+    if state.timeline == NO_TIMELINE:
+        for beam in beams:
+            beam.stream = stream
+        return
+    mark = order.mark(state.timeline)
+    timeline = order.enter(stream)
+    state.shared.guard.begin_change()
+    order.wait(timeline, mark)
+    for beam in beams:
+        order.leave(beam.timeline)
+        beam.timeline = timeline if beam is state else order.enter(stream)
+        beam.stream = stream
+    state.shared.guard.end_change()

@@ -27,6 +27,7 @@ from ..storage.page_handover import move_page
 from .publishing import find_or_attach
 from .recurrent_state import live_block
 from .sequence_state import NO_TIMELINE, SequenceState
+from .staged_copies import free_copy
 from .snapshot_plan import SnapshotPlan
 
 _logger: Final = PackageLog("kv_cache_manager_v2")
@@ -120,11 +121,7 @@ def _copy_state(state: SequenceState, position: i64) -> Block | None:
         storage.make_locked_page(page, pool_group, PRIORITY_DEFAULT, state.timeline)
         copy_page(storage, live_block(state, position).first_page + life_cycle, page, pool_group, state.stream)
     except BaseException as refusal:
-        shared.guard.begin_change()
-        if storage.rows.has_page(page):
-            storage.free_unfinished_page(page, pool_group, state.timeline, shared.order.mark(state.timeline))
-        shared.tree.pool.release(block)
-        shared.guard.end_change()
+        free_copy(state, block)
         storage.digest.roll_back(digest_mark)
         if state.has_beams and isinstance(refusal, Exception) and not isinstance(refusal, AssertionError):
             # Bytes of other beams have been gathered for this commit already.

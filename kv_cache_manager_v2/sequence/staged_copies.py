@@ -72,7 +72,7 @@ class StagedCopies:
     def _free(self) -> None:
         # The last slot taken is the first on the stack again: the next call takes the same ones.
         for state, _ordinal, target in self._copies[::-1]:
-            _free_copy(state, target)
+            free_copy(state, target)
         self._shared.storage.digest.roll_back(self._digest_mark)
 
     def settle(self, state: SequenceState) -> None:
@@ -122,7 +122,7 @@ def _take_copy(state: SequenceState, ordinal: i64, target: Block, mark: i64, acc
         state.tail.copies_on_resume = False
 
 
-def _free_copy(state: SequenceState, target: Block) -> None:
+def free_copy(state: SequenceState, target: Block) -> None:
     """The copies may be under way: their slots may be touched again when this stream is done with them."""
     storage = state.shared.storage
     guard = state.shared.guard

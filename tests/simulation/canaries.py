@@ -103,7 +103,7 @@ CANARIES = (
     Canary(
         "new stream does not wait for the old one",
         "sequence/residency.py",
-        "_change_stream_of_beam",
+        "change_stream",
         "order.wait(timeline, mark)",
         "pass",
     ),
