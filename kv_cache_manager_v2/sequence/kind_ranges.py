@@ -2,11 +2,12 @@
 
 from typing import Final, final
 
+from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..config.retention import RetentionConfig
 from ..storage.eviction.request_facts import RequestFacts
-from ..storage.eviction.segment_traits import level_of_kind
+from ..storage.eviction.segment_traits import NO_HINT, level_of_kind
 
 
 @final
@@ -34,8 +35,8 @@ class KindRanges:
 
     def describe(self, facts: RequestFacts) -> None:
         """Tell the kinds of the blocks of the request that has begun there."""
-        kinds = facts.reserve_kinds()
         num_blocks = facts.num_blocks
+        facts.kinds = kinds = vec[i64]([NO_HINT] * num_blocks)
         for position in range(len(self._levels)):
             level: i64 = self._levels[position]
             end: i64 = self._ends[position]

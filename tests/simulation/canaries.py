@@ -594,9 +594,9 @@ CANARIES = (
     ),
     Canary(
         "LEARNED goes on counting a page that is in use",
-        "storage/eviction/learned.py",
-        "LearnedQueue._count",
-        "self.num_pages += change",
+        "storage/eviction/value_lines.py",
+        "ValueLines.remove_run",
+        "self.num_pages -= end - begin",
         "pass",
     ),
     Canary(

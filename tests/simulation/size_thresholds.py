@@ -30,7 +30,7 @@ CROSSED: dict[str, tuple[Callable[[Any], int], int]] = {
     "reuse/block_pool.py _FEW_BLOCKS": (lambda run: run.manager._shared.tree.pool._num_made, 16),
     "reuse/block_pool.py _PART_BITS": (lambda run: run.manager._shared.tree.pool._num_made, 512),
     "reuse/block_pool.py _IN_PART": (lambda run: run.manager._shared.tree.pool._num_made, 512),
-    "storage/eviction/returned_pages.py _MOST_UNKNOWN": (
+    "storage/eviction/request_runs.py _MOST_UNKNOWN": (
         lambda run: most([queue.num_pages for queue in queues_of(run, LearnedQueue)]), 8,
     ),
     "reuse/window_runs.py _MAX_BRANCHES": (most_children, 8),

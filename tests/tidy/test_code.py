@@ -52,7 +52,7 @@ PER_BLOCK_FOLDERS: Final = {"pools", "reuse", "sequence", "stats", "storage"}
 BOXED_CONSTANTS: Final = {"MAX_SAMPLES", "NUM_SENTINELS"}
 # Their loops go over life cycles, priorities, beams, groups or what a user gave, or are left after one turn.
 BOXING_FUNCTIONS: Final = {
-    "__init__", "ask_ghosts", "_can_begin", "_copy_pages", "_find_replay", "_reorder_blocks", "close", "find_whole_with_state",
+    "__init__", "_can_begin", "_copy_pages", "_find_replay", "_reorder_blocks", "close", "find_whole_with_state",
     "lease_blocks", "load", "record",
 }  # fmt: skip
 EXCEPTION_NAME: Final = re.compile(r"(Error|Exception|Warning|Mismatch|Exit|Failed)$")

@@ -22,30 +22,20 @@ from ..page_rows import NO_PAGE, ONE_HOLD, PLACE, ROW_WORDS, PageRows
 class BlockMates:
     """``leading``: the life cycle without a window; ``others``: the windowed ones of its pool group."""
 
-    __slots__ = ("leading", "others", "run", "_rows")
+    __slots__ = ("leading", "others", "_rows")
 
     leading: Final[i64]
     others: Final[vec[i64]]
-    run: vec[i64]
-    """Room for a run of pages with what goes along with them."""
     _rows: Final[PageRows]
 
     def __init__(self, rows: PageRows, leading: i64, others: vec[i64]) -> None:
         self.leading = leading
         self.others = others
-        self.run = vec[i64]()
         self._rows = rows
 
     def first_page(self, page: i64) -> i64:
         rows = self._rows
         return rows.first_page_of_blocks + rows.block_number(page) * rows.num_life_cycles
-
-    def reserve_run(self, count: i64) -> vec[i64]:
-        """`run`, with room for so many pages that each take their block along."""
-        most = count * (1 + len(self.others))
-        if len(self.run) < most:
-            self.run = vec[i64]([0] * most)
-        return self.run
 
     def waits(self, page: i64) -> bool:
         """Whether the page is not the leading one of its block, and that one is in use."""

@@ -17,7 +17,7 @@ from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..page_rows import LINKS, LOW_MASK, ROW_WORDS, PageRows
-from ..victim_queue import NO_VICTIM, ContentKeys, VictimQueue
+from ..victim_queue import NO_VICTIM, ContentKeys
 from .block_mates import BlockMates
 from .page_notes import (
     FIRST_BIT,
@@ -27,14 +27,12 @@ from .page_notes import (
     STATUS_MASK,
     UNKNOWN,
     USES_MASK,
-    PageNotes,
     in_segment,
     in_use,
     segment_of_note,
     uses_of_note,
 )
-from .returned_pages import ReturnedPages
-from .run_splitter import RunSplitter
+from .request_runs import RequestRuns
 from .segment_records import SegmentRecords
 from .segment_table import (
     COUNTS,
@@ -48,11 +46,9 @@ from .segment_table import (
     STAMP_SHIFT,
     STATE,
     TRAITS_MASK,
-    SegmentTable,
     count_all,
 )
 from .segment_traits import MOST_USES, PATH_SHIFT, WAITING, waits
-from .value_lines import ValueLines
 
 _USES_BITS: Final = 6
 """In a description: below the traits of the page's segment."""
@@ -60,58 +56,33 @@ _USES_BITS: Final = 6
 
 @final
 @mypyc_attr(native_class=True)
-class LearnedQueue(VictimQueue):
-    __slots__ = (
-        "records", "_rows", "_keys", "_notes", "_table", "_lines", "_number", "_one", "_splitter", "_returned",
-    )  # fmt: skip
-
-    records: Final[SegmentRecords]
-    _rows: Final[PageRows]
-    _notes: Final[PageNotes]
-    _table: Final[SegmentTable]
-    _lines: Final[ValueLines]
-    _number: Final[i64]
-    """Of this queue in the records."""
-    _one: Final[vec[i64]]
-    _splitter: Final[RunSplitter]
-    _returned: Final[ReturnedPages]
+class LearnedQueue(RequestRuns):
+    __slots__ = ("_keys",)
 
     def __init__(self, rows: PageRows, first_sentinel: i64, keys: ContentKeys, records: SegmentRecords) -> None:
         """``first_sentinel``: of a row per priority."""
-        self.num_pages = 0
-        self.records = records
-        self._rows = rows
+        super().__init__(rows, first_sentinel, records)
         self._keys: Final = keys
-        self._notes = records.notes
-        self._notes.join(rows)
-        self._table = records.table
-        self._lines = ValueLines(rows, first_sentinel, records.table, records.notes)
-        self._number = records.add_level(self._lines)
-        self._one = vec[i64]([0])
-        self._splitter = RunSplitter(rows, records, self._lines, self._number)
-        self._returned = ReturnedPages(records)
 
     # -- coming -------------------------------------------------------------------------------------------------------
 
     def push(self, page: i64) -> None:
-        self._one[0] = page
-        self.push_run(self._one, 1)
+        self.push_run(self._alone(page), 1)
 
     def push_run(self, pages: vec[i64], count: i64) -> None:
         count = self._put_unused_back(pages, count)
         if count == 0:
             return
-        self._returned.learn()
+        self._learn_return()
         if self.records.ghosts.num_runs > 0:
-            self._returned.ask_ghosts(self._keys, pages, count)
-        self._splitter.see(pages, count)
+            self._ask_ghosts(self._keys, pages, count)
+        self._see(pages, count)
         mates = self.records.block_mates
         if mates is not None:
-            count = self._take_mates_along(mates, pages, count)
-            pages = mates.run
+            pages = self._take_mates_along(mates, pages, count)
+            count = len(pages)
         self.records.note_pushed(count)
-        self._count(count)
-        self._splitter.put_run(pages, count)
+        self._split_run(pages, count)
 
     def _put_unused_back(self, pages: vec[i64], count: i64) -> i64:
         """Pages that no request has used since they left a queue go back to where they were; the others are the first of ``pages`` then:
@@ -124,26 +95,23 @@ class LearnedQueue(VictimQueue):
             if self._notes.get(page) & STATUS_MASK == MOVING:
                 end = self._arrive(pages, begin, count)
             elif self.stands_first(page):
-                self._lines.push_first(page)
-                self.num_pages += 1
+                self.push_first(page)
             else:
                 pages[num_used] = page
                 num_used += 1
             begin = end
         return num_used
 
-    def _take_mates_along(self, mates: BlockMates, pages: vec[i64], count: i64) -> i64:
-        """`BlockMates.run` gets the pages, behind each leading one what is queued of its block; how many these are.
+    def _take_mates_along(self, mates: BlockMates, pages: vec[i64], count: i64) -> vec[i64]:
+        """The pages, behind each leading one what is queued of its block.
 
         What is taken along leaves its segment, and becomes of the leading page's class, so it shares its segment.
         """
-        run = mates.reserve_run(count)
+        run = vec[i64]()
         notes = self._notes
-        num_pages: i64 = 0
         for position in range(count):
             page = pages[position]
-            run[num_pages] = page
-            num_pages += 1
+            run = append(run, page)
             first_page = mates.first_page(page)
             if page != first_page + mates.leading:
                 continue
@@ -152,9 +120,8 @@ class LearnedQueue(VictimQueue):
                 if note & STATUS_MASK == IN_SEGMENT and self._table.queue_of(segment_of_note(note)) == self._number:
                     self.remove(first_page + life_cycle)
                     notes.set(first_page + life_cycle, notes.get(page))
-                    run[num_pages] = first_page + life_cycle
-                    num_pages += 1
-        return num_pages
+                    run = append(run, first_page + life_cycle)
+        return run
 
     def push_described(self, page: i64, description: i64, passed: i64) -> None:
         uses = description & USES_MASK
@@ -162,26 +129,14 @@ class LearnedQueue(VictimQueue):
             self.push(page)
             return
         self.records.note_pushed(passed)
-        segment = self._splitter.find_described(description >> _USES_BITS & TRAITS_MASK, self._rows.priority(page), passed > 0)
+        segment = self._find_described(description >> _USES_BITS & TRAITS_MASK, self._rows.priority(page), passed > 0)
         self._notes.set(page, in_use(uses if uses < MOST_USES else MOST_USES, 0, False))
-        self._one[0] = page
-        self._put_in(segment, self._one, 0, 1)
+        self._put_in(segment, self._alone(page), 0, 1)
 
     def push_first(self, page: i64) -> None:
-        self._one[0] = page
-        self.push_run_first(self._one, 1)
-
-    def push_run_first(self, pages: vec[i64], count: i64) -> None:
-        notes = self._notes.notes
-        for position in range(count):
-            page = pages[position]
-            uses = uses_of_note(i64(notes[page]))
-            if uses == 0:
-                uses = 1
-            entry: int = in_use(uses, 0, False) | FIRST_BIT
-            notes[page] = entry
-        self._lines.push_run_first(pages, count)
-        self.num_pages += count
+        note = self._notes.get(page)
+        self._notes.set(page, in_use(uses_of_note(note) if note != UNKNOWN else 1, 0, False) | FIRST_BIT)
+        super().push_first(page)
 
     # -- going --------------------------------------------------------------------------------------------------------
 
@@ -189,24 +144,11 @@ class LearnedQueue(VictimQueue):
         """Out of its segment, which stays even where that was the last page; the segment. NO_SEGMENT for a page that goes first."""
         note = self._notes.get(page)
         if note & STATUS_MASK == IN_SEGMENT:
-            self._one[0] = page
-            self._leave_together(segment_of_note(note), self._one, 0, 1)
+            self.remove_run(segment_of_note(note), self._alone(page), 0, 1)
             return segment_of_note(note)
         assert note & (FIRST_BIT | STATUS_MASK) == FIRST_BIT | IN_USE, "a page left an eviction queue that it was not in"
-        self._lines.remove(page)
-        self.num_pages -= 1
+        super().remove(page)
         return NO_SEGMENT
-
-    def _leave_together(self, segment: i64, pages: vec[i64], begin: i64, end: i64) -> None:
-        """``pages[begin:end]`` out of their segment, which stays."""
-        if begin < end:
-            self._count(begin - end)
-            self._lines.remove_run(segment, pages, begin, end)
-
-    def _count(self, change: i64) -> None:
-        """So many pages more in segments."""
-        self.num_pages += change
-        self.records.num_pages += change
 
     def _free_if_empty(self, segment: i64) -> None:
         if segment != NO_SEGMENT and self._table.words[segment * SEGMENT_WORDS + COUNTS] == 0:
@@ -218,9 +160,8 @@ class LearnedQueue(VictimQueue):
         if segment == NO_SEGMENT:
             self._notes.set(page, _used_again(note))
             return
-        self._returned.begin(segment)
-        self._one[0] = page
-        self._returned.take(self._one, 0, 1, count_all(self._table.words[segment * SEGMENT_WORDS + COUNTS]))
+        self._begin_return(segment)
+        self._take_back(self._alone(page), 0, 1, count_all(self._table.words[segment * SEGMENT_WORDS + COUNTS]))
         self._free_if_empty(segment)
 
     def hold_run(self, pages: vec[i64], count: i64) -> None:
@@ -233,11 +174,12 @@ class LearnedQueue(VictimQueue):
                 # The page that has left is no example of passing.
                 self.records.pass_buckets(segment)
                 end = self._notes.end_of_segment(segment, IN_SEGMENT, pages, end, count)
-                self._leave_together(segment, pages, begin + 1, end)
+                if begin + 1 < end:
+                    self.remove_run(segment, pages, begin + 1, end)
                 for position in range(begin, end):
                     entry: int = i64(notes[pages[position]]) - IN_SEGMENT + MOVING
                     notes[pages[position]] = entry
-                self._note_left(segment, end - begin)
+                self.records.note_left(segment, end - begin)
             begin = end
 
     def use_held_run(self, pages: vec[i64], count: i64) -> None:
@@ -257,11 +199,11 @@ class LearnedQueue(VictimQueue):
             segment = self._held_segment(pages[begin])
             if segment != NO_SEGMENT:
                 num_held[int(segment)] -= int(end - begin)
-                at = segment * SEGMENT_WORDS
-                self._returned.begin(segment)
+                self._begin_return(segment)
                 # They are counted as hits, of the part that they had left.
-                self.records.shadow.note_come(self.records.part_of(self._table.words[at + STAMP]), end - begin)
-                self._returned.take(pages, begin, end, count_all(self._table.words[at + COUNTS]) + num_held[int(segment)])
+                self.records.note_come(segment, end - begin)
+                num_left = count_all(self._table.words[segment * SEGMENT_WORDS + COUNTS]) + num_held[int(segment)]
+                self._take_back(pages, begin, end, num_left)
                 self._free_if_empty(segment)
             else:
                 for position in range(begin, end):
@@ -280,12 +222,11 @@ class LearnedQueue(VictimQueue):
         segment = self._leave(page)
         self._notes.set(page, UNKNOWN)
         if segment != NO_SEGMENT:
-            self._note_left(segment, 1)
+            self.records.note_left(segment, 1)
         self._free_if_empty(segment)
 
     def evict(self, page: i64) -> None:
-        self._one[0] = page
-        self.evict_run(self._one, 1)
+        self.evict_run(self._alone(page), 1)
 
     def evict_run(self, pages: vec[i64], count: i64) -> None:
         notes = self._notes.notes
@@ -299,7 +240,7 @@ class LearnedQueue(VictimQueue):
                 continue
             segment = segment_of_note(note)
             end = self._notes.end_of_segment(segment, IN_SEGMENT, pages, begin, count)
-            self._leave_together(segment, pages, begin, end)
+            self.remove_run(segment, pages, begin, end)
             for position in range(begin, end):
                 notes[pages[position]] = UNKNOWN
             key = self._keys.content_key(pages[begin])
@@ -327,11 +268,7 @@ class LearnedQueue(VictimQueue):
             self._notes.set(page, note & ~FIRST_BIT)
         else:
             self._notes.set(page, note - IN_SEGMENT + MOVING)
-            self._note_left(segment, 1)
-
-    def _note_left(self, segment: i64, count: i64) -> None:
-        """So many of its pages are counted to recency no more, until they come back."""
-        self.records.shadow.note_left(self.records.part_of(self._table.words[segment * SEGMENT_WORDS + STAMP]), count)
+            self.records.note_left(segment, 1)
 
     def _arrive(self, pages: vec[i64], begin: i64, count: i64) -> i64:
         """From another queue, or this one: ``pages[begin]``, and what follows of its segment. Where that ends."""
@@ -339,19 +276,18 @@ class LearnedQueue(VictimQueue):
         segment = segment_of_note(note)
         if self._table.is_used(segment):
             end = self._notes.end_of_segment(segment, MOVING, pages, begin, count)
-            self.records.shadow.note_come(self.records.part_of(self._table.words[segment * SEGMENT_WORDS + STAMP]), end - begin)
+            self.records.note_come(segment, end - begin)
             self._join_like(segment, pages, begin, end)
             return end
         # Forgotten meanwhile.
         self._notes.set(pages[begin], in_use(uses_of_note(note), 0, False))
-        self._one[0] = pages[begin]
-        self.push_run(self._one, 1)
+        self.push(pages[begin])
         return begin + 1
 
     def _join_like(self, segment: i64, pages: vec[i64], begin: i64, end: i64) -> None:
         """``pages[begin:end]`` into that segment, or those of this queue and their priorities that are as old and as likely to come back.
         No request has used them."""
-        self._returned.learn()
+        self._learn_return()
         while begin < end:
             priority = self._rows.priority(pages[begin])
             behind = begin + 1
@@ -362,19 +298,17 @@ class LearnedQueue(VictimQueue):
 
     def _put_in(self, segment: i64, pages: vec[i64], begin: i64, end: i64) -> None:
         """``pages[begin:end]`` into a segment of this queue, as its last ones, used as often as they were."""
-        self._lines.add(segment, pages, begin, end)
+        self.add(segment, pages, begin, end)
         notes = self._notes.notes
         for position in range(begin, end):
             entry: int = in_segment(segment, uses_of_note(i64(notes[pages[position]])))
             notes[pages[position]] = entry
-        self._count(end - begin)
 
     def forget(self, page: i64) -> None:
         if not self.records.all_learn:
             # It may be dropped from a queue that has no such notes.
             if self._rows.num_holds(page) > 0:
-                self._one[0] = page
-                self.use_held_run(self._one, 1)
+                self.use_held_run(self._alone(page), 1)
             self._notes.set(page, UNKNOWN)
 
     # -- changing places ----------------------------------------------------------------------------------------------
@@ -382,11 +316,11 @@ class LearnedQueue(VictimQueue):
     def requeue(self, page: i64) -> None:
         """As old as it was, and with the same value."""
         if self.stands_first(page):
-            self._lines.requeue(page)
+            super().remove(page)
+            super().push(page)
             return
         segment = self._leave(page)
-        self._one[0] = page
-        self._join_like(segment, self._one, 0, 1)
+        self._join_like(segment, self._alone(page), 0, 1)
         self._free_if_empty(segment)
 
     def defer(self, page: i64, below: i64) -> None:
@@ -403,11 +337,9 @@ class LearnedQueue(VictimQueue):
             return
         segment = self._leave(page)
         if segment == NO_SEGMENT and is_below_first:
-            self._lines.push(page)
-            self.num_pages += 1
+            super().push(page)
         else:
-            self._one[0] = page
-            self._join_like(segment if is_below_first else segment_of_note(below_note), self._one, 0, 1)
+            self._join_like(segment if is_below_first else segment_of_note(below_note), self._alone(page), 0, 1)
         self._free_if_empty(segment)
 
     def stands_first(self, page: i64) -> bool:
@@ -439,10 +371,10 @@ class LearnedQueue(VictimQueue):
             if waits(self._table.words[segment * SEGMENT_WORDS + STATE]):
                 return False
             self._leave(page)
-            self._note_left(segment, 1)
+            self.records.note_left(segment, 1)
             self._free_if_empty(segment)
             self.records.note_pushed(1)
-            goal = self._splitter.find_segment(WAITING << PATH_SHIFT, priority, 0)
+            goal = self._find_segment(WAITING << PATH_SHIFT, priority, 0)
         else:
             leading = mates.first_page(page) + mates.leading
             leading_note = self._notes.get(leading)
@@ -454,12 +386,11 @@ class LearnedQueue(VictimQueue):
                 return False
             self._leave(page)
             self._free_if_empty(segment)
-        self._one[0] = page
-        self._put_in(goal, self._one, 0, 1)
+        self._put_in(goal, self._alone(page), 0, 1)
         return True
 
     def _first(self, is_dropped: bool) -> i64:
-        page = self._lines.first()
+        page = super().first()
         if page == NO_VICTIM or not is_dropped or self.stands_first(page):
             return page
         oldest = self.records.find_oldest(self._number, segment_of_note(self._notes.get(page)))
@@ -471,7 +402,7 @@ class LearnedQueue(VictimQueue):
     def list_following(self, page: i64, pages: vec[i64], begin: i64, end: i64) -> i64:
         note = self._notes.get(page)
         if note & STATUS_MASK != IN_SEGMENT:
-            count = self._lines.list_following(page, pages, begin, end)
+            count = super().list_following(page, pages, begin, end)
             while count > 0 and not self.stands_first(pages[begin + count - 1]):
                 count -= 1
             return count
@@ -488,18 +419,13 @@ class LearnedQueue(VictimQueue):
         self.records.reserve(self._number, num_slots)
 
     def set_capacity(self, num_slots: i64) -> None:
-        self._splitter.capacity = num_slots
         self.records.set_capacity(self._number, num_slots)
 
     # -- for checks ---------------------------------------------------------------------------------------------------
 
-    def collect(self) -> list[int]:
-        """By priority; those that go first before the others, then by value."""
-        return self._lines.collect()
-
     def describe_all(self) -> list[tuple[int, int, int]]:
         words = self._table.words
-        pages = self._lines.collect()
+        pages = self.collect()
         found = [(0, page, 0) for page in pages if self.stands_first(page)]
         for page in pages:
             note = self._notes.get(page)
@@ -510,7 +436,6 @@ class LearnedQueue(VictimQueue):
         return found
 
     def check(self) -> None:
-        assert self.num_pages == self._lines.num_pages, f"{self._lines.num_pages} pages in lines, {self.num_pages} counted"
         self.records.check_count()
 
 

@@ -84,7 +84,7 @@ class SegmentRecords:
 
     __slots__ = (
         "model", "request", "notes", "table", "ghosts", "lines", "clock", "pages_per_block", "block_mates", "all_learn", "shadow",
-        "num_pages", "_capacities", "_edges", "_most_segments", "_most_ghosts", "_part_length", "_part", "_num_in_part",
+        "capacities", "_edges", "_most_segments", "_most_ghosts", "_part_length", "_part", "_num_in_part",
     )  # fmt: skip
 
     model: Final[HazardModel]
@@ -102,9 +102,8 @@ class SegmentRecords:
     all_learn: bool
     """Whether all levels have a learned queue."""
     shadow: Final[RecencyShadow]
-    num_pages: i64
-    """In segments of all queues."""
-    _capacities: Final[list[int]]
+    capacities: Final[list[int]]
+    """By queue: slots of its level."""
     _edges: Final[vec[i64]]
     """Ages in pages."""
     _most_segments: i64
@@ -126,12 +125,11 @@ class SegmentRecords:
         self.pages_per_block = pages_per_block
         self.block_mates = block_mates
         self.all_learn = True
-        self._capacities = []
+        self.capacities = []
         self._edges = vec[i64]([0] * (NUM_BUCKETS + 1))
         self._most_segments = SPARE_SEGMENTS
         self._most_ghosts = 0
         self.shadow = RecencyShadow()
-        self.num_pages = 0
         self._part_length = 1
         self._part = 0
         self._num_in_part = 0
@@ -143,7 +141,7 @@ class SegmentRecords:
         self.lines.append(lines)
         self.all_learn = self.all_learn and lines is not None
         self.table.add_queue()
-        self._capacities.append(0)
+        self.capacities.append(0)
         return len(self.lines) - 1
 
     def learns_below(self, queue: i64) -> bool:
@@ -152,8 +150,8 @@ class SegmentRecords:
 
     def set_capacity(self, queue: i64, num_slots: i64) -> None:
         """Moves the edges; what is known of segments stays."""
-        self._capacities[queue] = int(num_slots)
-        total: i64 = sum(self._capacities)
+        self.capacities[queue] = int(num_slots)
+        total: i64 = sum(self.capacities)
         for edge in range(NUM_BUCKETS + 1):
             # In a cache of a few pages each bucket still is a page wide.
             self._edges[edge] = max(EDGES[edge] * total // EDGE_UNIT, edge)
@@ -170,8 +168,8 @@ class SegmentRecords:
 
     def reserve(self, queue: i64, num_slots: i64) -> None:
         """Take the addresses that `set_capacity` needs."""
-        total: i64 = sum(self._capacities)
-        self._reserve_segments(total - self._capacities[queue] + num_slots)
+        total: i64 = sum(self.capacities)
+        self._reserve_segments(total - self.capacities[queue] + num_slots)
 
     def _reserve_segments(self, num_slots: i64) -> None:
         num_segments = _count_segments(num_slots)
@@ -209,6 +207,14 @@ class SegmentRecords:
         self.shadow.is_behind = True
         self.table.pass_empty()
 
+    def note_come(self, segment: i64, count: i64) -> None:
+        """So many pages have come into the segment, without a push."""
+        self.shadow.note_come(self.part_of(self.table.words[segment * SEGMENT_WORDS + STAMP]), count)
+
+    def note_left(self, segment: i64, count: i64) -> None:
+        """So many of its pages are counted to recency no more, until they come back."""
+        self.shadow.note_left(self.part_of(self.table.words[segment * SEGMENT_WORDS + STAMP]), count)
+
     def part_of(self, stamp: i64) -> i64:
         return (stamp >> STAMP_SHIFT) // self._part_length
 
@@ -220,7 +226,7 @@ class SegmentRecords:
         """
         shadow = self.shadow
         if shadow.is_behind:
-            shadow.trim(self.num_pages - self._num_in_part, self._part)
+            shadow.trim(self.table.num_pages - self._num_in_part, self._part)
         if self.values_decide(self.table.words[least * SEGMENT_WORDS + STAMP]):
             return NO_SEGMENT
         return self.table.least_of_oldest(queue, (shadow.oldest * self._part_length) << STAMP_SHIFT)
@@ -432,7 +438,7 @@ class SegmentRecords:
         table = self.table
         assert 0 <= table.num_ghosts, f"{table.num_ghosts} ghosts"
         assert 0 <= self.ghosts.num_runs <= table.num_segments, f"{self.ghosts.num_runs} runs of {table.num_segments} segments"
-        assert self.num_pages >= 0, f"{self.num_pages} pages in segments"
+        assert table.num_pages >= 0, f"{table.num_pages} pages in segments"
         self.shadow.check(self._part)
 
 

@@ -60,10 +60,10 @@ _MOST_COMPARED: Final = 32
 @final
 @mypyc_attr(native_class=True)
 class SegmentTable:
-    """`words` may be replaced by `add`: take a fresh alias after it. ``num_segments`` are in use, ``num_ghosts`` of all."""
+    """`words` may be replaced by `add`: take a fresh alias after it. ``num_segments`` are in use, with ``num_pages`` and ``num_ghosts``."""
 
     __slots__ = (
-        "words", "marks", "num_segments", "num_ghosts", "_first_free", "_seen", "_oldest_queued", "_looked", "_chosen",
+        "words", "marks", "num_segments", "num_pages", "num_ghosts", "_first_free", "_seen", "_oldest_queued", "_looked", "_chosen",
         "_num_reserved",
     )  # fmt: skip
 
@@ -71,6 +71,7 @@ class SegmentTable:
     marks: Final[vec[i64]]
     """By edge, from 1 on: the oldest segment that has not crossed it, NO_SEGMENT where all have."""
     num_segments: i64
+    num_pages: i64
     num_ghosts: i64
     _first_free: i64
     _num_reserved: i64
@@ -89,6 +90,7 @@ class SegmentTable:
         self.words[STATE] = FREE
         self.marks = vec[i64]([NO_SEGMENT] * (NUM_BUCKETS + 1))
         self.num_segments = 0
+        self.num_pages = 0
         self.num_ghosts = 0
         self._first_free = NO_SEGMENT
         self._seen = vec[i64]([NO_SEGMENT, NO_SEGMENT])

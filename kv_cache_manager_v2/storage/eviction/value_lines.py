@@ -5,7 +5,7 @@ of pages that go before all others of their priority, and belong to no segment. 
 the first page of each is known, so a line that gets a segment ends in front of the next line that has one.
 """
 
-from typing import Final, final
+from typing import Final
 
 from librt.vecs import vec
 from mypy_extensions import i32, i64, mypyc_attr
@@ -20,7 +20,6 @@ from .segment_table import COUNTS, KEY, LOW, PLACE, PRIORITY_SHIFT, SEGMENT_WORD
 _NO_ROW: Final = 0
 
 
-@final
 @mypyc_attr(native_class=True)
 class ValueLines(EvictionQueue):
     __slots__ = ("_table", "_notes", "heads", "_one")
@@ -40,8 +39,12 @@ class ValueLines(EvictionQueue):
 
     def push(self, page: i64) -> None:
         """At the end of line 0."""
+        self._link(self._rows.priority(page) << PRIORITY_SHIFT, self._alone(page), 0, 1)
+
+    def _alone(self, page: i64) -> vec[i64]:
+        """The page as a run, until another page is one."""
         self._one[0] = page
-        self._link(self._rows.priority(page) << PRIORITY_SHIFT, self._one, 0, 1)
+        return self._one
 
     def add(self, segment: i64, pages: vec[i64], begin: i64, end: i64) -> None:
         """``pages[begin:end]`` at the end of the segment, the last to go; with its first pages it comes into its line."""
@@ -57,6 +60,7 @@ class ValueLines(EvictionQueue):
             self._note_head(segments[at + KEY], head)
         is_first = segments[at + COUNTS] & LOW == 0
         segments[at + COUNTS] += end - begin
+        self._table.num_pages += end - begin
         segments[at + PLACE] = head | (pages[end - 1] << 32)
         if is_first:
             self._table.note_queued(segment)
@@ -69,6 +73,7 @@ class ValueLines(EvictionQueue):
         left = unlink_run(self._rows.words, pages, begin, end, ends)
         segments[at + PLACE] = left
         segments[at + COUNTS] -= end - begin
+        self._table.num_pages -= end - begin
         self.num_pages -= end - begin
         if left & LOW != ends & LOW:
             self._pull_head(segments[at + KEY], ends & LOW, left & LOW)

@@ -1,5 +1,8 @@
 """`RequestFacts`: nothing of a request is taken for the next one's."""
 
+from librt.vecs import vec
+from mypy_extensions import i64
+
 from kv_cache_manager_v2.storage.eviction.request_facts import NO_REQUEST, RequestFacts
 from kv_cache_manager_v2.storage.eviction.segment_traits import CONTINUES, NO_HINT
 
@@ -8,12 +11,8 @@ def test_kinds_are_those_of_the_request_that_has_begun() -> None:
     facts = RequestFacts()
     for num_blocks in (5, 3, 7):
         facts.begin(num_blocks, 0, 0)
-        assert not facts.has_kinds
-        kinds = facts.reserve_kinds()
-        assert facts.has_kinds
         assert [facts.kind_at(block) for block in range(10)] == [NO_HINT] * 10
-        for block in range(num_blocks):
-            kinds[block] = 3
+        facts.kinds = vec[i64]([3] * num_blocks)
         assert [facts.kind_at(block) for block in range(10)] == [3] * num_blocks + [NO_HINT] * (10 - num_blocks)
         facts.end()
 
@@ -24,8 +23,8 @@ def test_what_no_request_releases_has_none_of_its_traits() -> None:
     for _ in range(2):
         facts.begin(5, 2, 7, CONTINUES)
         serials.append(facts.serial)
-        facts.reserve_kinds()
+        facts.kinds = vec[i64]([3] * 5)
         facts.end()
         assert (facts.serial, facts.num_blocks, facts.num_generated_blocks, facts.num_generated_tokens) == (NO_REQUEST, 0, 0, 0)
-        assert facts.continues == NO_HINT and not facts.has_kinds
+        assert facts.continues == facts.kind_at(0) == NO_HINT
     assert len({*serials, NO_REQUEST}) == 3

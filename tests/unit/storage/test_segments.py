@@ -271,7 +271,7 @@ def test_the_check_of_a_queue_has_the_checks_of_the_counts() -> None:
     level = Level(10)
     level.push(level.make(2))
     level.queue.check()
-    level.records.num_pages = -1
+    level.records.table.num_pages = -1
     with pytest.raises(AssertionError, match="-1 pages in segments"):
         level.queue.check()
 

@@ -1,0 +1,316 @@
+"""What requests do with the runs of pages of a learned queue: runs that they take back teach the model, runs that they release are split
+into segments.
+
+Pages that requests take back from one segment, one after the other, are one example together.
+
+Pages of a released run share a segment if they were used as often so far, came back at the same age, and are of one priority and kind. The
+last block of a request is a segment of its own, and so is what the request generated. Pages that come alone, without a request, join a
+young segment.
+"""
+
+from typing import Final
+
+from librt.vecs import vec
+from mypy_extensions import i32, i64, mypyc_attr
+
+from ..page_rows import PLACE, ROW_WORDS, PageRows, priority_of_place
+from ..victim_queue import NUM_PRIORITIES, ContentKeys
+from .hazard_model import NUM_BUCKETS
+from .page_notes import AGE_MASK, AGE_SHIFT, BRANCH_BIT, UNKNOWN, in_segment, in_use, uses_of_note
+from .request_facts import NO_REQUEST
+from .segment_records import SegmentRecords
+from .segment_table import BOTTOM, MOST_PARTS, NO_SEGMENT, SEGMENT_WORDS, STAMP, STAMP_SHIFT, STATE, TRAITS_MASK
+from .segment_traits import (
+    AGE_SHIFT as AGE_TRAIT,
+    BRANCHED_PATH,
+    CONTINUES_SHIFT,
+    DEPTH_SHIFT,
+    EXTENDED_PATH,
+    GENERATED_SHIFT,
+    KIND_SHIFT,
+    LAST_SHIFT,
+    LENGTH_SHIFT,
+    MOST_USES,
+    NEW_PATH,
+    NEW_SHIFT,
+    PATH_SHIFT,
+    TEXT_SHIFT,
+    WAITING,
+    least_uses,
+    level_of_count,
+    level_of_uses,
+)
+from .value_lines import ValueLines
+
+_MOST_UNKNOWN: Final = 8
+"""Of a run, in a row: single ghosts may have been forgotten early, and not every block has a page of each life cycle."""
+_JOIN_SHIFT: Final = 6
+"""Single pages without a request join a segment that is younger than a 64th of what there is room for."""
+_NO_BLOCK: Final = -1
+_NO_CLASS: Final = -1
+
+
+@mypyc_attr(native_class=True)
+class RequestRuns(ValueLines):
+    __slots__ = (
+        "records", "_number", "_serial", "_num_blocks", "_length", "_num_new", "_path", "_last_block", "_block_before", "_num_parts",
+        "_current", "_current_class", "_latest", "_returned", "_returned_traits", "_returned_stamp", "_returned_bucket", "_num_returned",
+    )  # fmt: skip
+
+    records: Final[SegmentRecords]
+    _number: Final[i64]
+    """Of this queue in the records."""
+    _serial: i64
+    """Of the request whose pages come, or the latest one."""
+    _num_blocks: i64
+    """Of it, pushed so far."""
+    _length: i64
+    """In blocks, where the request says nothing of it."""
+    _num_new: i64
+    _path: i64
+    _last_block: i64
+    """The first block that it pushed."""
+    _block_before: i64
+    _num_parts: i64
+    """Segments that the latest run became."""
+    _current: i64
+    """The segment that more of its pages may join."""
+    _current_class: i64
+    _latest: Final[vec[i64]]
+    """By priority: the segment that got pages last."""
+    _returned: i64
+    """The segment that pages were taken back from last; its traits, STAMP and bucket at the first of them."""
+    _returned_traits: i64
+    _returned_stamp: i64
+    _returned_bucket: i64
+    _num_returned: i64
+    """Since the latest example."""
+
+    def __init__(self, rows: PageRows, first_sentinel: i64, records: SegmentRecords) -> None:
+        """``first_sentinel``: of a row per priority."""
+        super().__init__(rows, first_sentinel, records.table, records.notes)
+        records.notes.join(rows)
+        self.records = records
+        self._begin_request(NO_REQUEST)
+        self._num_parts = 0
+        self._current = NO_SEGMENT
+        self._current_class = 0
+        self._latest = vec[i64]([NO_SEGMENT] * NUM_PRIORITIES)
+        self._returned = NO_SEGMENT
+        self._returned_traits = 0
+        self._returned_stamp = 0
+        self._returned_bucket = 0
+        self._num_returned = 0
+        self._number = records.add_level(self)
+
+    # -- runs that come back ------------------------------------------------------------------------------------------
+
+    def _begin_return(self, segment: i64) -> None:
+        """The first page of the segment that is taken back now has left it."""
+        words = self._table.words
+        at = segment * SEGMENT_WORDS
+        if segment != self._returned or self._num_returned == 0 or words[at + STAMP] != self._returned_stamp:
+            self._learn_return()
+            # The page that has left is no example of passing.
+            self.records.pass_buckets(segment)
+            self._returned = segment
+            self._returned_traits = words[at + STATE] & TRAITS_MASK
+            self._returned_stamp = words[at + STAMP]
+            self._returned_bucket = self.records.bucket_of(words[at + STAMP])
+
+    def _take_back(self, pages: vec[i64], begin: i64, end: i64, num_left: i64) -> None:
+        """``pages[begin:end]`` of that segment are in use. ``num_left``: pages and ghosts that the segment has without them."""
+        pages_beside = self.records.pages_per_block - 1
+        num_returned = self._num_returned
+        notes = self._notes.notes
+        position = begin
+        while position < end:
+            page = pages[position]
+            position += 1
+            num_returned += 1
+            uses = uses_of_note(i64(notes[page])) + 1
+            if uses > MOST_USES:
+                uses = MOST_USES
+            entry: int = in_use(uses, self._returned_bucket + 1, num_left + end - position > pages_beside * num_returned)
+            notes[page] = entry
+        self._num_returned = num_returned
+        self.records.shadow.note_hit(self.records.part_of(self._returned_stamp), end - begin)
+
+    def _ask_ghosts(self, keys: ContentKeys, pages: vec[i64], count: i64) -> None:
+        """New pages of a run, the first of the path last, are noted as having come back where ghosts say so."""
+        records = self.records
+        notes = records.notes.notes
+        num_unknown: i64 = 0
+        position = count
+        while position > 0 and num_unknown < _MOST_UNKNOWN:
+            position -= 1
+            page = pages[position]
+            if i64(notes[page]) != UNKNOWN:
+                num_unknown = 0
+                continue
+            segment = records.ghosts.find(keys.content_key(page))
+            if segment == NO_SEGMENT:
+                num_unknown += 1
+                continue
+            num_back = records.num_ghosts_of(segment)
+            is_branch = False
+            if num_back > position + 1:
+                num_back = position + 1
+                is_branch = True
+            elif num_back > 1:
+                last = pages[position - num_back + 1]
+                if keys.content_key(last) != records.table.words[segment * SEGMENT_WORDS + BOTTOM]:
+                    # The path leaves that of the ghosts somewhere among them.
+                    num_back = (num_back + 1) >> 1
+                    is_branch = True
+            uses = least_uses(records.table.words[segment * SEGMENT_WORDS + STATE]) + 1
+            bucket = records.learn_return(segment, num_back)
+            records.take_ghosts(segment)
+            if uses > MOST_USES:
+                uses = MOST_USES
+            entry: int = in_use(uses, bucket + 1, is_branch)
+            # What is above on the path was there as well, since no ghost of it is known.
+            upper = position + num_unknown
+            position -= num_back - 1
+            while upper >= position:
+                if i64(notes[pages[upper]]) == UNKNOWN:
+                    notes[pages[upper]] = entry
+                upper -= 1
+            num_unknown = 0
+
+    def _learn_return(self) -> None:
+        """Something else comes: the example is complete."""
+        if self._num_returned > 0:
+            if self._returned_bucket < NUM_BUCKETS:
+                self.records.model.learn(self._returned_traits, self._returned_bucket, 1.0, self._num_returned)
+            self._num_returned = 0
+
+    # -- runs that are released ---------------------------------------------------------------------------------------
+
+    def _begin_request(self, serial: i64) -> None:
+        self._serial = serial
+        self._num_blocks = 0
+        self._length = 0
+        self._num_new = 0
+        self._path = NEW_PATH
+        self._last_block = _NO_BLOCK
+        self._block_before = _NO_BLOCK
+
+    def _see(self, pages: vec[i64], count: i64) -> None:
+        """A run is about to be pushed: how much of it is new, and where its path has come from."""
+        serial = self.records.request.serial
+        if serial == NO_REQUEST or serial != self._serial:
+            self._begin_request(serial)
+            if serial != NO_REQUEST or count > 1:
+                # A page alone, without a request, may go on where the one before it ended.
+                self._last_block = self._rows.block_number(pages[0])
+                self._current = NO_SEGMENT
+        self._length += count // self.records.pages_per_block
+        notes = self._notes.notes
+        num_new: i64 = 0
+        for position in range(count):
+            note = i64(notes[pages[position]])
+            if note == UNKNOWN:
+                num_new += 1
+            elif self._path == NEW_PATH:
+                # The known page farthest from the root.
+                self._path = BRANCHED_PATH if note & BRANCH_BIT != 0 else EXTENDED_PATH
+        self._num_new += num_new
+
+    def _split_run(self, pages: vec[i64], count: i64) -> None:
+        """Into segments: consecutive pages of one class and priority share one."""
+        self._num_parts = 0
+        notes = self._notes.notes
+        words = self._rows.words
+        segment: i64 = NO_SEGMENT
+        segment_class: i64 = _NO_CLASS
+        priority: i64 = 0
+        begin: i64 = 0
+        for position in range(count):
+            page = pages[position]
+            note = i64(notes[page])
+            first_block = self._num_blocks
+            page_class = self._class_of(page, note)
+            page_priority = priority_of_place(words[page * ROW_WORDS + PLACE])
+            if page_class != segment_class or page_priority != priority:
+                if begin < position:
+                    self.add(segment, pages, begin, position)
+                begin = position
+                segment_class = page_class
+                priority = page_priority
+                segment = self._find_segment(page_class, priority, first_block)
+            uses = uses_of_note(note)
+            if uses == 0:
+                uses = 1
+            notes[page] = i32(in_segment(segment, uses))
+        if begin < count:
+            self.add(segment, pages, begin, count)
+
+    def _class_of(self, page: i64, note: i64) -> i64:
+        """Traits of its own, of the next page of the run."""
+        block = self._rows.block_number(page)
+        if block != self._block_before:
+            self._block_before = block
+            self._num_blocks += 1
+        request = self.records.request
+        page_class = (((note >> AGE_SHIFT) & AGE_MASK) << AGE_TRAIT) | (request.continues << CONTINUES_SHIFT)
+        if note != UNKNOWN:
+            page_class |= level_of_uses(uses_of_note(note))
+        if block == self._last_block:
+            page_class |= 1 << LAST_SHIFT
+        if self._num_blocks <= request.num_generated_blocks:
+            page_class |= 1 << TEXT_SHIFT
+        page_class |= request.kind_at(self._num_blocks - 1) << KIND_SHIFT
+        mates = self.records.block_mates
+        if mates is not None and mates.waits(page):
+            page_class |= WAITING << PATH_SHIFT
+        return page_class
+
+    def _find_segment(self, segment_class: i64, priority: i64, first_block: i64) -> i64:
+        """Where pages of that class go that are pushed now: to those before them, or into a segment of their own."""
+        current = self._current
+        if current != NO_SEGMENT and self._current_class == segment_class and self._may_join(current, priority):
+            return current
+        request = self.records.request
+        length = self._length if request.num_blocks == 0 else request.num_blocks
+        depth = length - first_block
+        traits = (
+            segment_class
+            | (level_of_count(request.num_generated_tokens) << GENERATED_SHIFT)
+            | (level_of_count(self._num_new) << NEW_SHIFT)
+            | (level_of_count(length) << LENGTH_SHIFT)
+            | (level_of_count(depth) << DEPTH_SHIFT)
+            | (self._path << PATH_SHIFT)
+        )
+        return self._make_segment(segment_class, traits, priority)
+
+    def _find_described(self, traits: i64, priority: i64, is_later: bool) -> i64:
+        """Where a page goes that was in a segment with those traits in another process, later than the page before or not."""
+        current = self._current
+        if current != NO_SEGMENT and not is_later and self._current_class == ~traits and self._may_join(current, priority):
+            return current
+        self._num_parts = 0
+        return self._make_segment(~traits, traits, priority)
+
+    def _make_segment(self, segment_class: i64, traits: i64, priority: i64) -> i64:
+        records = self.records
+        part = self._num_parts if self._num_parts < MOST_PARTS else MOST_PARTS
+        self._num_parts += 1
+        segment = records.add_segment(self._number, traits, priority, part)
+        if segment == NO_SEGMENT:
+            latest = self._latest[priority]
+            if latest != NO_SEGMENT and self._table.has_pages_of(latest, self._number, priority):
+                return latest
+            segment = records.add_segment_anyway(self._number, traits, priority, part)
+        self._current = segment
+        self._current_class = segment_class
+        self._latest[priority] = segment
+        records.go_on()
+        assert self._table.is_used(segment), "a segment was forgotten before it had pages"
+        return segment
+
+    def _may_join(self, segment: i64, priority: i64) -> bool:
+        if not self._table.has_pages_of(segment, self._number, priority):
+            return False
+        age = self.records.clock - (self._table.words[segment * SEGMENT_WORDS + STAMP] >> STAMP_SHIFT)
+        return age <= 1 + (self.records.capacities[self._number] >> _JOIN_SHIFT) or self._serial != NO_REQUEST
