@@ -65,6 +65,7 @@ UNCOMPILED: Final = {
     "__init__.py": "holds imports or a docstring: nothing to speed up, and folders stay importable from either build",
     "base/given.py": "what it says to mypyc is not what it says to Python",
     "__main__.py": "`python -m` needs a code object, which compiled modules lack",
+    "codecs/": "numpy does the work, over arrays of whole pages",
     "shared/": "its threads wait for sockets, hash and copy; between two statements the interpreter lets other threads run",
     "integrations/": "subclasses of other packages' classes, whose time is spent in those packages",
 }

@@ -59,6 +59,7 @@ from .config.rebalance_config import RebalanceConfig
 from .config.retention import RetentionConfig, TokenRangeRetention
 from .config.scratch_reuse_config import SwaScratchReuseConfig
 from .config.snapshot_policy import SnapshotPolicy
+from .device.cold_page_codec import ColdPageCodec
 from .device.cuda_device import CudaDevice
 from .device.file_port import FilePort
 from .device.external_device import ExternalDevice
@@ -202,6 +203,7 @@ __all__ = [
     "CacheTierConfig",
     "CapacityPlan",
     "CoalescedBuffer",
+    "ColdPageCodec",
     "CommittedBlockDrop",
     "CopyBatch",
     "CopyListError",

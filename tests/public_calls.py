@@ -304,7 +304,7 @@ _EXAMPLES: dict[str, Callable[[World], Example | dict[str, Any]]] = {
     # -- the manager --------------------------------------------------------------------------------------------------
     "KVCacheManager": lambda w: {
         "config": w.config, "device": HostDevice(), "journal": None, "debug_fill": [*library.DebugFill][0],
-        "event_manager": KVCacheEventManager(4),
+        "event_manager": KVCacheEventManager(4), "cold_page_codec": None,
     },
     "KVCacheManager.create_kv_cache": lambda w: {
         "reuse_scope": ReuseScope(1), "input_tokens": [1, 2, 3], "id": 7, "custom_priority_callback": lambda ordinal, life_cycle: 35,
@@ -430,7 +430,7 @@ _EXAMPLES: dict[str, Callable[[World], Example | dict[str, Any]]] = {
         "pipeline_stage": None, "family": None, "num_sink_tokens": 0,
     },
     "load_config": lambda w: {"path": str(Path(__file__).with_name("small_config.json"))},
-    "plan_capacity": lambda w: {"config": w.config, "batch": BatchDesc([KVCacheDesc(4, 0)])},
+    "plan_capacity": lambda w: {"config": w.config, "batch": BatchDesc([KVCacheDesc(4, 0)]), "cold_page_codec": None},
     "CapacityPlan.max_batch_size": lambda w: (
         plan_capacity(w.config).max_batch_size,
         {"capacity": 8, "history_length": 4, "system_prompt_length": 0},

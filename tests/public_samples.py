@@ -54,6 +54,7 @@ from kv_cache_manager_v2.replay.workload import ListedWorkload
 from kv_cache_manager_v2.stats.guarded_clock import GuardedClock
 from kv_cache_manager_v2.testing import FakeEngine, SimulatedDevice, Step
 from kv_cache_manager_v2.testing.faults import FaultPlan
+from kv_cache_manager_v2.testing.reversing_codec import ReversingCodec
 
 PUBLIC: Final = find_public_classes()
 WITHOUT_SAMPLE: Final = {
@@ -63,6 +64,7 @@ WITHOUT_SAMPLE: Final = {
     "DevicePageIndices": "needs a GPU",
     "HostLayerKernel": "lives inside one launch of the fake engine",
     "SimulatedWorker": "lives inside the fake engine's memory",
+    **dict.fromkeys(("Float8Codec", "Int4Codec", "_Transcoding"), "works on arrays, and is not compiled: tests/unit/codecs has it"),
     "EventLog": "is behind the event manager, where nobody sees it",
     **dict.fromkeys(
         (
@@ -253,6 +255,7 @@ class Samples:
             batch.add_slot_mapping(DensePages(0, "key"), 64),
             FakeEngine(engine_config, device),
             FaultPlan(),
+            ReversingCodec(3),
             Step(sequence, [1], prompt),
             PlainConsole(io.StringIO(), io.StringIO()),
             Console(),

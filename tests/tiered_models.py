@@ -8,6 +8,7 @@ from small_models import BYTES_PER_TOKEN, attention_layers
 from kv_cache_manager_v2 import (
     AttentionLayerConfig,
     BufferConfig,
+    ColdPageCodec,
     Device,
     DiskCacheTierConfig,
     EvictionPolicy,
@@ -62,10 +63,14 @@ class Bench:
     """A manager, a fake engine on its device, and the text of each sequence. A context manager; all is checked at its end."""
 
     def __init__(
-        self, config: KVCacheManagerConfig, device: Device, event_manager: KVCacheEventManager | None = None
+        self,
+        config: KVCacheManagerConfig,
+        device: Device,
+        event_manager: KVCacheEventManager | None = None,
+        codec: ColdPageCodec | None = None,
     ) -> None:
         self.device = device
-        self.manager = KVCacheManager(config, device=device, event_manager=event_manager)
+        self.manager = KVCacheManager(config, device=device, event_manager=event_manager, cold_page_codec=codec)
         self.engine = FakeEngine(config, device)
         self.texts: dict[int, list[int]] = {}
 

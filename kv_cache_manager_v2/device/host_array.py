@@ -22,6 +22,15 @@ def host_words(address: int, num_words: int) -> npt.NDArray[np.int64]:
     return words
 
 
+def host_bytes(address: int, num_bytes: int) -> npt.NDArray[np.uint8]:
+    """``num_bytes`` bytes from ``address`` on, no copy, of memory that may be written. Valid as long as it is mapped."""
+    memory: Any = (ctypes.c_ubyte * num_bytes).from_address(address)
+    import numpy
+
+    found: npt.NDArray[np.uint8] = numpy.frombuffer(memory, dtype=numpy.uint8)
+    return found
+
+
 def word_array_address(words: vec[i64]) -> int:
     """The address of a vec's words; valid until the vec is appended to."""
     import numpy

@@ -91,10 +91,10 @@ def plan_new_slot_counts(
     ``shares`` of the bytes, if given, replace the configured ones.
     """
     counts = _raised_to(_minimum_within(layout, config, quota_bytes, level), tuple(least))
-    if compute_slots_bytes(layout, counts) > quota_bytes:
+    if compute_slots_bytes(layout, counts, level) > quota_bytes:
         return None
     if shares is not None:
-        _share_rest(layout, quota_bytes, list(shares), counts)
+        _share_rest(layout, quota_bytes, list(shares), counts, level)
         return tuple(counts)
     return _share_quota(layout, config, quota_bytes, level, counts)
 
@@ -105,18 +105,18 @@ def _share_quota(
     """``counts`` (the fewest slots by pool group) and the divided rest of the quota."""
     weights = _configured_shares(layout, config, level)
     if weights is None:
-        counts = _with_one_sequence(layout, config, quota_bytes, counts)
+        counts = _with_one_sequence(layout, config, quota_bytes, counts, level)
         level_0_bytes = quota_bytes if level == 0 else config.cache_tiers[0].quota
         guessed = _guessed_sequence_slots(layout, config, level_0_bytes)
-        weights = [count * layout.slot_bytes_total(index) for index, count in enumerate(guessed)]
-    counts, weights = _level_out(layout, quota_bytes, weights, counts)
-    _share_rest(layout, quota_bytes, weights, counts)
+        weights = [count * layout.slot_bytes_total(index, level) for index, count in enumerate(guessed)]
+    counts, weights = _level_out(layout, quota_bytes, weights, counts, level)
+    _share_rest(layout, quota_bytes, weights, counts, level)
     return tuple(counts)
 
 
 def _minimum_within(layout: SlotLayout, config: KVCacheManagerConfig, quota_bytes: int, level: int) -> list[int]:
     counts = list(compute_min_slot_counts(layout, config, level))
-    min_bytes = compute_slots_bytes(layout, counts)
+    min_bytes = compute_slots_bytes(layout, counts, level)
     if min_bytes > quota_bytes:
         raise ValueError(
             f"the quota of level {level} is {quota_bytes} bytes, but at least {min_bytes} are needed:"
@@ -135,21 +135,21 @@ def _configured_shares(layout: SlotLayout, config: KVCacheManagerConfig, level: 
     if not any(slots):
         return None
     slots = _with_snapshots(layout, slots, len(config.typical_step.kv_caches))
-    return [count * layout.slot_bytes_total(index) for index, count in enumerate(slots)]
+    return [count * layout.slot_bytes_total(index, level) for index, count in enumerate(slots)]
 
 
-def describe_slots(layout: SlotLayout, slot_counts: list[int] | tuple[int, ...]) -> str:
+def describe_slots(layout: SlotLayout, slot_counts: list[int] | tuple[int, ...], level: int) -> str:
     """So many slots by pool group, for messages: "2 slots of 512 bytes", with the pool group's name where there are several."""
     parts = []
     for index, count in enumerate(slot_counts):
         where = f" in pool group {index}" if len(slot_counts) > 1 else ""
-        parts.append(f"{count} {'slot' if count == 1 else 'slots'} of {layout.slot_bytes_total(index)} bytes{where}")
+        parts.append(f"{count} {'slot' if count == 1 else 'slots'} of {layout.slot_bytes_total(index, level)} bytes{where}")
     return ", ".join(parts)
 
 
-def compute_slots_bytes(layout: SlotLayout, slot_counts: list[int] | tuple[int, ...]) -> int:
+def compute_slots_bytes(layout: SlotLayout, slot_counts: list[int] | tuple[int, ...], level: int = 0) -> int:
     """Bytes of that many slots by pool group."""
-    return sum([count * layout.slot_bytes_total(index) for index, count in enumerate(slot_counts)])
+    return sum([count * layout.slot_bytes_total(index, level) for index, count in enumerate(slot_counts)])
 
 
 def compute_min_slot_counts(layout: SlotLayout, config: KVCacheManagerConfig, level: int) -> tuple[int, ...]:
@@ -207,7 +207,7 @@ def _long_sequence_tokens(layout: SlotLayout, config: KVCacheManagerConfig) -> i
 
 
 def _with_one_sequence(
-    layout: SlotLayout, config: KVCacheManagerConfig, quota_bytes: int, counts: list[int]
+    layout: SlotLayout, config: KVCacheManagerConfig, quota_bytes: int, counts: list[int], level: int
 ) -> list[int]:
     """``counts`` raised to the needs of one sequence: the longest, up to a long one, that can prefill within the quota."""
     fits = 0
@@ -215,7 +215,7 @@ def _with_one_sequence(
     while too_many - fits > 1:
         middle = (fits + too_many) // 2
         raised = _raised_to(counts, _sequence_slots(layout, config, middle, PREFILL_CHUNK_TOKENS))
-        if compute_slots_bytes(layout, raised) <= quota_bytes:
+        if compute_slots_bytes(layout, raised, level) <= quota_bytes:
             fits = middle
         else:
             too_many = middle
@@ -252,7 +252,7 @@ def _kept_sequence_slots(layout: SlotLayout, config: KVCacheManagerConfig, num_b
 
 
 def _level_out(
-    layout: SlotLayout, quota_bytes: int, weights: list[int], least: list[int]
+    layout: SlotLayout, quota_bytes: int, weights: list[int], least: list[int], level: int
 ) -> tuple[list[int], list[int]]:
     """Initial counts, and shares of the rest, so that the whole quota is divided by ``weights``.
 
@@ -268,7 +268,7 @@ def _level_out(
         if total == 0:
             return least, weights
         for index, weight in enumerate(open_weights):
-            slot_bytes = layout.slot_bytes_total(index)
+            slot_bytes = layout.slot_bytes_total(index, level)
             if counts[index] == 0 and rest * weight // (total * slot_bytes) < least[index]:
                 counts[index] = least[index]
                 open_weights[index] = 0
@@ -304,10 +304,10 @@ def _raised_to(counts: list[int], floor: tuple[int, ...]) -> list[int]:
     return [max(count, floor[index]) for index, count in enumerate(counts)]
 
 
-def _share_rest(layout: SlotLayout, quota_bytes: int, weights: list[int], counts: list[int]) -> None:
+def _share_rest(layout: SlotLayout, quota_bytes: int, weights: list[int], counts: list[int], level: int) -> None:
     """Add the slots that the rest of the quota has room for; ``weights`` are shares of the bytes."""
-    slot_bytes = [layout.slot_bytes_total(index) for index in range(len(counts))]
-    rest = quota_bytes - compute_slots_bytes(layout, counts)
+    slot_bytes = [layout.slot_bytes_total(index, level) for index in range(len(counts))]
+    rest = quota_bytes - compute_slots_bytes(layout, counts, level)
     total_weight = sum(weights)
     common_multiple = math.prod(slot_bytes)
     order: list[tuple[int, int]] = []
@@ -317,7 +317,7 @@ def _share_rest(layout: SlotLayout, quota_bytes: int, weights: list[int], counts
         num_slots, remainder = divmod(rest * weight, total_weight * slot_bytes[index])
         counts[index] += num_slots
         order.append((-remainder * (common_multiple // slot_bytes[index]), index))
-    left = quota_bytes - compute_slots_bytes(layout, counts)
+    left = quota_bytes - compute_slots_bytes(layout, counts, level)
     for _, index in sorted(order):
         if slot_bytes[index] <= left:
             counts[index] += 1
@@ -336,13 +336,13 @@ def _to_integers(ratios: Sequence[float]) -> list[int]:
 
 
 def _describe_minimum(layout: SlotLayout, config: KVCacheManagerConfig, level: int, counts: list[int]) -> str:
-    needs = describe_slots(layout, counts)
+    needs = describe_slots(layout, counts, level)
     if not config.constraints:
         return f"{needs}, one slot for each layer group"
     most_bytes = -1
     demanding = 0
     for index, batch in enumerate(config.constraints):
-        num_bytes = compute_slots_bytes(layout, slots_of_batch(layout, config, batch, level))
+        num_bytes = compute_slots_bytes(layout, slots_of_batch(layout, config, batch, level), level)
         if num_bytes > most_bytes:
             most_bytes = num_bytes
             demanding = index

@@ -10,6 +10,8 @@ From layers to slots:
 2. Coalesced buffers are sorted by total size, largest first, then by expanded size. Their sizes are the slot's.
    With `max_slot_padding`, slots of attention are filled up to equal bytes, behind the buffers (`config.equal_slots`).
 3. Layer groups whose slots have the same list of sizes share a pool group, numbered in order of first appearance.
+4. Where a codec packs pages (`pack_cold_slots`), a slot below level 0 is one packed page: as many bytes as the largest of the pool
+   group's layer groups, in one pool.
 
                   pool 0                                pool 1
     group 0       [K0 V0 K1 V1]  4 x 1024 bytes         [S0 S1]  2 x 64 bytes
@@ -76,6 +78,7 @@ class SlotLayout:
         "slot_descs",
         "buffer_ids",
         "_slot_bytes",
+        "_cold_bytes",
         "_placements",
         "_scratch_blocks_per_slot",
     )
@@ -90,6 +93,8 @@ class SlotLayout:
     buffer_ids: Final[tuple[BufferId, ...]]
     """Every buffer, in the order of the configuration."""
     _slot_bytes: Final[list[tuple[int, ...]]]
+    _cold_bytes: list[tuple[int, ...]]
+    """The same of a slot below level 0."""
     _placements: Final[dict[BufferId, BufferPlacement]]
     _scratch_blocks_per_slot: Final[list[int]]
     """By life cycle; empty where scratch blocks have no slots."""
@@ -114,6 +119,7 @@ class SlotLayout:
         self.slot_descs = tuple(slot_descs)
         self.buffer_ids = tuple(placements)
         self._slot_bytes = [slot_desc.slot_size_list for slot_desc in slot_descs]
+        self._cold_bytes = self._slot_bytes
         self._placements = placements
         self._scratch_blocks_per_slot = [
             min([p.scratch_blocks_per_slot for p in placements.values() if p.life_cycle_id == life_cycle_id])
@@ -124,13 +130,28 @@ class SlotLayout:
         """The layer groups that this pool group serves."""
         return tuple([variant.layer_group_id for variant in self.slot_descs[pool_group_index].variants])
 
-    def slot_bytes(self, pool_group_index: int) -> tuple[int, ...]:
-        """Bytes of one slot, by pool."""
-        return self._slot_bytes[pool_group_index]
+    def slot_variants(self) -> list[SlotDescVariant]:
+        """Each layer group's slot, by life cycle id."""
+        variants = [variant for slot_desc in self.slot_descs for variant in slot_desc.variants]
+        return sorted(variants, key=lambda variant: variant.layer_group_id)
 
-    def slot_bytes_total(self, pool_group_index: int) -> int:
-        """Bytes of one slot in all its pools."""
-        return sum(self._slot_bytes[pool_group_index])
+    def pack_cold_slots(self, page_bytes: list[int]) -> None:
+        """From now on a slot below level 0 is one packed page. ``page_bytes``: of such a page, by life cycle id."""
+        self._cold_bytes = [
+            (max([page_bytes[variant.layer_group_id] for variant in slot_desc.variants]),) for slot_desc in self.slot_descs
+        ]
+
+    def slot_bytes(self, pool_group_index: int, level: int = 0) -> tuple[int, ...]:
+        """Bytes of one slot of that level, by pool."""
+        return (self._slot_bytes if level == 0 else self._cold_bytes)[pool_group_index]
+
+    def slot_bytes_total(self, pool_group_index: int, level: int = 0) -> int:
+        """Bytes of one slot of that level in all its pools."""
+        return sum(self.slot_bytes(pool_group_index, level))
+
+    def list_slot_bytes(self, num_levels: int) -> list[int]:
+        """`slot_bytes_total` by level and pool group."""
+        return [self.slot_bytes_total(index, level) for level in range(num_levels) for index in range(self.num_pool_groups)]
 
     def buffer_placement(self, buffer_id: BufferId) -> BufferPlacement:
         placement = self._placements.get(buffer_id)

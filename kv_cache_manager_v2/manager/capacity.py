@@ -18,10 +18,12 @@ from ..base.integer_math import ceil_div
 from ..base.value import Value
 from ..config.batch_desc import BatchDesc, KVCacheDesc
 from ..config.manager_config import KVCacheManagerConfig
+from ..device.cold_page_codec import ColdPageCodec
 from ..layout.registry import LifeCycleRegistry
 from ..layout.sizing import compute_min_slot_counts, compute_slots_bytes, compute_widest_need, plan_slot_counts
 from ..layout.slot_layout import SlotLayout, compute_slot_layout
 from ..layout.step_slots import slots_of_batch, slots_of_sequence, sum_over_life_cycles
+from ..storage.page_packer import lay_out_slots, to_codec
 
 
 @dataclass(frozen=True)
@@ -179,14 +181,19 @@ def _layout_of(config: KVCacheManagerConfig) -> SlotLayout:
     return compute_slot_layout(config, LifeCycleRegistry(config))
 
 
-def plan_capacity(config: Given[KVCacheManagerConfig], batch: Given[BatchDesc | None] = None) -> CapacityPlan:
-    """The capacity of a manager with this configuration, and whether ``batch`` runs; allocates nothing.
+def plan_capacity(
+    config: Given[KVCacheManagerConfig],
+    batch: Given[BatchDesc | None] = None,
+    *,
+    cold_page_codec: Given[ColdPageCodec | None] = None,
+) -> CapacityPlan:
+    """The capacity of a manager with this configuration and this codec, and whether ``batch`` runs; allocates nothing.
 
     `ValueError` if a quota is under the minimum that the constraints demand, as from the manager itself.
     """
     config = to_instance(config, KVCacheManagerConfig, "config")
     batch = to_instance_or_none(batch, BatchDesc, "batch")
-    layout = _layout_of(config)
+    layout = lay_out_slots(config, LifeCycleRegistry(config), to_codec(cold_page_codec, config, None))
     levels = tuple([_plan_level(layout, config, batch, level) for level in range(len(config.cache_tiers))])
     slots = tuple([group.num_slots for group in levels[0].pool_groups])
     num_blocks = compute_longest_decode(layout, config, slots)
@@ -224,7 +231,7 @@ def _plan_level(layout: SlotLayout, config: KVCacheManagerConfig, batch: BatchDe
             index,
             tuple([int(life_cycle_id) for life_cycle_id in layout.life_cycle_ids_of_pool_group(index)]),
             count,
-            layout.slot_bytes_total(index),
+            layout.slot_bytes_total(index, level),
             minimum[index],
             None if needed is None else needed[index],
         )

@@ -66,6 +66,7 @@ from ..base.process_bound import bind_to_process, release_from_process
 from ..config.config_codec import encode_config
 from ..config.manager_config import KVCacheManagerConfig
 from ..config.retention import RetentionConfig
+from ..device.cold_page_codec import ColdPageCodec
 from ..device.port import Device
 from ..device.external_device import ExternalDevice
 from ..device.selection import default_device
@@ -100,7 +101,6 @@ from ..layout.life_cycle import LifeCycle
 from ..layout.page_index import PageIndexConverter
 from ..layout.pool_desc import AggregatedPageDesc, PoolGroupDesc
 from ..layout.registry import LifeCycleRegistry
-from ..layout.slot_layout import compute_slot_layout
 from ..reuse.match import Matcher
 from ..reuse.radix_tree import RadixTree
 from ..reuse.reuse_scope import ReuseScope, to_scope
@@ -123,6 +123,7 @@ from ..stats.manager_snapshot import ManagerSnapshot
 from ..stats.storage_statistics import StorageStatistics
 from ..stats.usage_statistics import UsageStatistics
 from ..storage.page_fill import DebugFill
+from ..storage.page_packer import lay_out_slots, to_codec
 from ..storage.refusal import Refusal
 from ..storage.room_count import list_slots_per_level
 from ..storage.transfer_times import TransferTimes
@@ -166,7 +167,8 @@ class KVCacheManager(Handle):
     ``device``: where level 0 lives; None takes `default_device()`, or an `ExternalDevice` for external memory, which the manager then
     also closes. ``journal``: a
     file of its own to record every call in, for ``kvcm rerun``; it is made anew. ``debug_fill``: what freed pages, and pages as they
-    are handed out, are filled with. ``event_manager``: is told when published blocks are stored, moved and removed. `ValueError` if
+    are handed out, are filled with. ``event_manager``: is told when published blocks are stored, moved and removed. ``cold_page_codec``:
+    packs pages on their way to host memory; the caller's, who keeps it as long as the manager. `ValueError` if
     the quota is too small for the configured constraints, `OutOfMemoryError` if the device has not that much, `OSError` if the
     journal cannot be made, `LogicError` if another manager writes it.
     """
@@ -174,10 +176,11 @@ class KVCacheManager(Handle):
     __slots__ = (
         "_config", "_life_cycles", "_device", "_event_manager", "_shared", "_addresses", "_memory", "_open_sequences", "_matches",
         "_levels", "_usage", "_reading", "_arrival_waits", "_batch_number", "_restored", "_is_released",
-        "_lists",
+        "_lists", "_codec",
     )  # fmt: skip
 
     _config: Final[KVCacheManagerConfig]
+    _codec: Final[ColdPageCodec | None]
     _life_cycles: Final[LifeCycleRegistry]
     _device: Final[Device]
     _event_manager: Final[KVCacheEventManager | None]
@@ -209,6 +212,7 @@ class KVCacheManager(Handle):
         journal: Given[str | os.PathLike[str] | None] = None,
         debug_fill: Given[DebugFill | None] = None,
         event_manager: Given[KVCacheEventManager | None] = None,
+        cold_page_codec: Given[ColdPageCodec | None] = None,
     ) -> None:
         self._is_released = True
         config = to_instance(config, KVCacheManagerConfig, "config")
@@ -216,18 +220,18 @@ class KVCacheManager(Handle):
         fill = _to_fill(debug_fill, config, given_device)
         path = _to_path(journal)
         self._event_manager = _to_event_manager(event_manager)
+        self._codec = codec = to_codec(cold_page_codec, config, path)
         self._config = config
         self._life_cycles = LifeCycleRegistry(config)
-        layout = compute_slot_layout(config, self._life_cycles)
+        layout = lay_out_slots(config, self._life_cycles, codec)
         slots_by_level = plan_levels(layout, config)
         self._device = _make_device(config) if given_device is None else given_device
         writer: JournalWriter | None = None
         try:
-            if path is not None:
-                writer = _make_journal(path, config)
+            writer = None if path is None else _make_journal(path, config)
             open_durable(self._device, config, layout, slots_by_level)
             order = StreamOrder(self._device)
-            storage, mover = open_storage(self._device, order, layout, slots_by_level, int(config.reserve_null_slot), fill)
+            storage, mover = open_storage(self._device, order, layout, slots_by_level, int(config.reserve_null_slot), fill, codec)
         except BaseException:
             close_durable(slots_by_level)
             if given_device is None:
@@ -756,6 +760,11 @@ class KVCacheManager(Handle):
     def init_config(self) -> KVCacheManagerConfig:
         """The configuration that it was made with; `resize` and `adjust` do not change it."""
         return self._config
+
+    @property
+    def cold_page_codec(self) -> ColdPageCodec | None:
+        """What packs the pages of the levels below level 0; None: they are there as kernels wrote them."""
+        return self._codec
 
     @property
     def device(self) -> Device:

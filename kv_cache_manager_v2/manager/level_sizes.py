@@ -119,8 +119,8 @@ class LevelSizes:
         self._shared.traffic.require_own_memory("adjust()", _FIXED)
         has_changed = False
         if self._demand.num_samples > 0:
-            weights = self._demand.weights(self._slot_bytes())
             for level in range(len(self._quotas)):
+                weights = self._demand.weights(self._slot_bytes(level))
                 if not self._is_durable(level) and self._try_share_anew(level, weights, has_changed):
                     has_changed = True
         self._last_adjustment_us = self._shared.claims.retention.now_us
@@ -156,11 +156,11 @@ class LevelSizes:
             self._demand.add(pool_group, needed)
         self._demand.end_sample()
 
-    def _slot_bytes(self) -> list[int]:
-        return [self._layout.slot_bytes_total(index) for index in range(self._layout.num_pool_groups)]
+    def _slot_bytes(self, level: int) -> list[int]:
+        return [self._layout.slot_bytes_total(index, level) for index in range(self._layout.num_pool_groups)]
 
     def _plan_adjustment(self, level: int) -> tuple[int, ...] | None:
-        weights = self._demand.weights(self._slot_bytes())
+        weights = self._demand.weights(self._slot_bytes(level))
         least = self._must_stay(level)
         return plan_new_slot_counts(self._layout, self._config, self._quotas[level], level, least, weights)
 
@@ -213,10 +213,10 @@ class LevelSizes:
 
     def _refuse(self, level: int, quota: int, least: list[int]) -> None:
         storage = self._shared.storage
-        needed = compute_slots_bytes(self._layout, least)
+        needed = compute_slots_bytes(self._layout, least, level)
         text = (
             f"level {level}: a quota of {quota} bytes is asked for, but pages that must stay take "
-            f"{describe_slots(self._layout, least)}, {needed} bytes. Suspend or close sequences, or enlarge a lower tier"
+            f"{describe_slots(self._layout, least, level)}, {needed} bytes. Suspend or close sequences, or enlarge a lower tier"
         )
         storage.refuse(Refusal(level, 0, needed, quota, 0, text), needed)
 

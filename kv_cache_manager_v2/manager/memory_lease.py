@@ -11,8 +11,10 @@ from typing import Final, final
 from mypy_extensions import mypyc_attr
 
 from ..base.package_log import PackageLog
+from ..device.cold_page_codec import ColdPageCodec
 from ..device.port import Device
 from ..storage.page_mover import PageMover
+from ..storage.page_packer import PagePacker
 from ..storage.page_storage import PageStorage
 from ..config.cache_tier_config import DiskCacheTierConfig
 from ..config.manager_config import KVCacheManagerConfig
@@ -41,13 +43,18 @@ def open_storage(
     levels: list[LevelSlots],
     num_null_slots: int,
     debug_fill: DebugFill | None,
+    codec: ColdPageCodec | None,
 ) -> tuple[PageStorage, PageMover]:
     """Allocate the memory; an error leaves nothing allocated."""
+    if codec is not None:
+        codec.validate(device)
     storage = PageStorage(device, order, layout, levels, num_null_slots, debug_fill)
-    mover = PageMover(device, order, storage.pool_groups, storage.num_pool_groups, storage.num_levels)
+    packer = None if codec is None else PagePacker(codec, device, layout, storage.rows)
+    mover = PageMover(device, order, storage.pool_groups, storage.num_pool_groups, storage.num_levels, packer)
     if len(levels) > 1:
         try:
-            mover.open_bounce([layout.slot_bytes(index) for index in range(layout.num_pool_groups)])
+            packed = [() if codec is None else layout.slot_bytes(index, 1) for index in range(layout.num_pool_groups)]
+            mover.open_bounce([(*layout.slot_bytes(index), *packed[index]) for index in range(layout.num_pool_groups)])
         except BaseException:
             storage.close()
             raise

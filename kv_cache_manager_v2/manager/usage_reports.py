@@ -96,7 +96,7 @@ class UsageReports(SnapshotPublisher):
             total = int(allocator.num_slots)
             found.append(
                 StorageStatistics(
-                    slot_sizes=storage.layout.slot_bytes(pool_group),
+                    slot_sizes=storage.layout.slot_bytes(pool_group, level),
                     total=total,
                     free=free,
                     evictable=evictable,

@@ -553,6 +553,10 @@ def _validate(
         raise ValueError(f"write_policy is {write_policy!r}; it is one of {', '.join(WRITE_POLICIES)}")
     manager._require_open()
     manager._addresses.require_memory("SharedLevel()")
+    if manager.cold_page_codec is not None:
+        raise ValueError(
+            "the manager has a cold_page_codec, and what is shared is pages as kernels wrote them: make it without a codec, or share nothing"
+        )
     if write_policy == ON_EVICTION:
         _require_memory_levels(manager)
     if publisher is not None and not to_instance(publisher, KVCacheEventPublisher, "publisher")._follows(manager.event_manager):

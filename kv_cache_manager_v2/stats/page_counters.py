@@ -22,14 +22,14 @@ class PageCounters:
     num_levels: Final[i64]
     num_pool_groups: Final[i64]
     page_bytes: Final[vec[i64]]
-    """Bytes of a page, by pool group."""
+    """[level][pool group]"""
     copied_pages: Final[vec[i64]]
     """[source level][target level][pool group]"""
     dropped_pages: Final[vec[i64]]
     """[level][pool group][reason]"""
 
     def __init__(self, num_levels: i64, page_bytes: vec[i64]) -> None:
-        num_pool_groups: i64 = len(page_bytes)
+        num_pool_groups = i64(len(page_bytes)) // num_levels
         self.num_levels = num_levels
         self.num_pool_groups = num_pool_groups
         self.page_bytes = page_bytes

@@ -118,7 +118,8 @@ def _compute_transfers(counters: UsageCounters, since: UsageSnapshot | None) -> 
                 number = copied[position]
                 position += 1
                 if number > 0:
-                    num_bytes = number * int(pages.page_bytes[pool_group])
+                    colder = max(source, target)
+                    num_bytes = number * int(pages.page_bytes[colder * pages.num_pool_groups + pool_group])
                     transfers.append(TransferStatistics(source, target, pool_group, number, num_bytes))
     return tuple(transfers)
 

@@ -1,11 +1,15 @@
 """The bounce slot: one slot of host memory for each pool group, outside every quota. Where two levels are full, pages swap through it.
 
+Where a codec packs pages there are two, for both are saved as they are before either is packed or unpacked: undone, the exchange leaves
+the bytes that there were.
+
 Without it a suspended sequence whose pages lie below could never be onboarded again while every level is full of pages that
 must stay.
 """
 
 from typing import Final, final
 
+from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.errors import StorageIOError
@@ -13,6 +17,7 @@ from ..base.ids import CacheTier
 from ..device.memory_range import MemoryRange
 from ..device.port import CopyBatch, Device
 from ..pools.pool_group import PoolGroup
+from .page_packer import PagePacker
 
 
 @final
@@ -20,13 +25,16 @@ from ..pools.pool_group import PoolGroup
 class BounceSlots:
     """Owns its memory from `open` until `close`. Used by one stream: in stream order it is always free."""
 
-    __slots__ = ("_device", "_ranges")
+    __slots__ = ("_device", "_packer", "_ranges")
 
     _device: Final[Device]
+    _packer: Final[PagePacker | None]
     _ranges: Final[list[list[MemoryRange]]]
+    """By pool group and pool; with a packer, one for the packed page behind them."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, packer: PagePacker | None) -> None:
         self._device = device
+        self._packer = packer
         self._ranges = []
 
     def open(self, slot_bytes: list[tuple[int, ...]]) -> None:
@@ -72,11 +80,58 @@ class BounceSlots:
             self._swap_back(stream, pool_group, pool, low, low_slot, high, high_slot, error)
             raise
 
+    def swap_packed(
+        self,
+        stream: int,
+        pool_group: i64,
+        low: PoolGroup,
+        low_slot: i64,
+        high: PoolGroup,
+        high_slot: i64,
+        rising: i64,
+        sinking: i64,
+    ) -> None:
+        """`swap` where a codec packs pages: ``rising`` comes from below, ``sinking`` goes there."""
+        packer = self._packer
+        assert packer is not None
+        ranges = self._ranges[pool_group]
+        num_bytes = low.slot_bytes[0]
+        address = low.base_addresses[0] + low_slot * num_bytes
+        saved = ranges[len(high.slot_bytes)].address
+        for pool in range(len(high.slot_bytes)):
+            size = high.slot_bytes[pool]
+            self._copy(stream, CacheTier.HOST_MEM, ranges[pool].address, high.tier, high.base_addresses[pool] + high_slot * size, size)
+        self._copy(stream, CacheTier.HOST_MEM, saved, low.tier, address, num_bytes)
+        try:
+            packer.pack(stream, vec[i64]([sinking]), high, vec[i64]([high_slot]), vec[i64]([address]))
+            packer.unpack(stream, vec[i64]([rising]), high, vec[i64]([high_slot]), vec[i64]([i64(saved)]))
+        except Exception as error:
+            self._put_back_saved(stream, pool_group, low, low_slot, high, high_slot, error)
+            raise
+
+    def _put_back_saved(
+        self, stream: int, pool_group: i64, low: PoolGroup, low_slot: i64, high: PoolGroup, high_slot: i64, why: Exception
+    ) -> None:
+        """Both slots as they were before `swap_packed`."""
+        ranges = self._ranges[pool_group]
+        num_bytes = low.slot_bytes[0]
+        try:
+            for pool in range(len(high.slot_bytes)):
+                size = high.slot_bytes[pool]
+                self._copy(stream, high.tier, high.base_addresses[pool] + high_slot * size, CacheTier.HOST_MEM, ranges[pool].address, size)
+            saved = ranges[len(high.slot_bytes)].address
+            self._copy(stream, low.tier, low.base_addresses[0] + low_slot * num_bytes, CacheTier.HOST_MEM, saved, num_bytes)
+        except Exception:
+            raise _describe_lost_bytes(why) from why
+
     def undo_swap(
         self, stream: int, pool_group: i64, low: PoolGroup, low_slot: i64, high: PoolGroup, high_slot: i64, why: Exception
     ) -> None:
-        """After a `swap` that was enqueued. An assertion fails as there."""
-        self._swap_back(stream, pool_group, len(low.slot_bytes), low, low_slot, high, high_slot, why)
+        """After a `swap` or `swap_packed` that was enqueued. An assertion fails as there."""
+        if self._packer is not None:
+            self._put_back_saved(stream, pool_group, low, low_slot, high, high_slot, why)
+        else:
+            self._swap_back(stream, pool_group, len(low.slot_bytes), low, low_slot, high, high_slot, why)
 
     def _swap_back(
         self,

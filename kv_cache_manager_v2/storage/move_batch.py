@@ -81,7 +81,7 @@ class MoveBatch:
         try:
             if durable is not None and target_level == durable.index:
                 _announce_pages(storage, durable, pool_group, self.pages, self.targets, len(self.pages))
-            point = self._mover.move(pool_group, source_level, self.sources, target_level, self.targets, len(self.pages))
+            point = self._mover.move(pool_group, source_level, self.sources, target_level, self.targets, len(self.pages), self.pages)
         finally:
             if durable is not None:
                 durable.retract(pool_group)

@@ -236,7 +236,7 @@ class Onboarding:
         low = storage.pool_groups[level * wanted.num_pool_groups + pool_group]
         is_disk = low.tier == CacheTier.DISK
         try:
-            point = self._mover.swap(pool_group, level, low_slot, high_slot, verify)
+            point = self._mover.swap(pool_group, level, low_slot, high_slot, verify, page, victim)
         except BaseException as failure:
             held.push_first(victim)
             timeline = self._mover.timeline(1, 0)

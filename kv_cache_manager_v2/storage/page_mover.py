@@ -2,7 +2,8 @@
 
 Moves bytes only: which page has which slot is the caller's business, before and after. Each pair of levels has a stream, so
 that onboarding does not wait for offloading unless it takes over the slot. One call is one batch for each pool:
-pages of one pool group, from one level to another. The host waits for nothing here.
+pages of one pool group, from one level to another. The host waits for nothing here. Where a codec packs pages, it moves those that come
+from level 0 or go there.
 """
 
 from typing import Final, final
@@ -16,6 +17,7 @@ from ..device.port import NO_TIMER, CopyBatch, Device
 from ..device.stream_order import StreamOrder
 from ..pools.pool_group import PoolGroup
 from .bounce import BounceSlots
+from .page_packer import PagePacker
 from .transfer_times import TransferTimes
 
 _NO_TIMELINE: Final = -1
@@ -28,7 +30,7 @@ class PageMover:
 
     __slots__ = (
         "_device", "_order", "_pool_groups", "_num_pool_groups", "_num_levels", "_timelines", "_streams", "_bounce",
-        "_times",
+        "_packer", "_times",
     )  # fmt: skip
 
     _device: Final[Device]
@@ -40,11 +42,18 @@ class PageMover:
     """By source level * number of levels + target level."""
     _streams: Final[list[int]]
     _bounce: Final[BounceSlots]
+    _packer: Final[PagePacker | None]
     _times: TransferTimes | None
     """None: transfers are not timed."""
 
     def __init__(
-        self, device: Device, order: StreamOrder, pool_groups: list[PoolGroup], num_pool_groups: i64, num_levels: i64
+        self,
+        device: Device,
+        order: StreamOrder,
+        pool_groups: list[PoolGroup],
+        num_pool_groups: i64,
+        num_levels: i64,
+        packer: PagePacker | None = None,
     ) -> None:
         self._device = device
         self._order = order
@@ -53,7 +62,8 @@ class PageMover:
         self._num_levels = num_levels
         self._timelines = vec[i64]([_NO_TIMELINE] * int(num_levels * num_levels))
         self._streams = []
-        self._bounce = BounceSlots(device)
+        self._bounce = BounceSlots(device, packer)
+        self._packer = packer
         self._times = None
 
     def time_transfers(self) -> TransferTimes:
@@ -71,9 +81,9 @@ class PageMover:
         return self._bounce.addresses()
 
     def move(
-        self, pool_group: i64, source_level: i64, sources: vec[i64], target_level: i64, targets: vec[i64], count: i64
+        self, pool_group: i64, source_level: i64, sources: vec[i64], target_level: i64, targets: vec[i64], count: i64, pages: vec[i64]
     ) -> i64:
-        """Enqueue copies of the first ``count`` slots; returns the point after them.
+        """Enqueue copies of the first ``count`` slots, of these ``pages``; returns the point after them.
 
         They wait for whatever any of these slots waits for. `PageMoveError`, naming the levels, if the device refuses;
         some of the target slots may be written to then, until a mark of that `timeline`.
@@ -87,13 +97,21 @@ class PageMover:
         times = self._times if source_level != target_level else None
         timer = NO_TIMER if times is None else times.start(stream, source_level, target_level)
         try:
-            for pool in range(len(source.slot_bytes)):
-                num_bytes = source.slot_bytes[pool]
-                batch = CopyBatch(target.tier, source.tier, num_bytes)
-                batch.dst_addresses = _list_addresses(target.base_addresses[pool], targets, num_bytes, count)
-                batch.src_addresses = _list_addresses(source.base_addresses[pool], sources, num_bytes, count)
-                batch.count = count
-                self._device.copy_batch(stream, batch)
+            packer = self._packer
+            if packer is None or (source_level == 0) == (target_level == 0):
+                for pool in range(len(source.slot_bytes)):
+                    num_bytes = source.slot_bytes[pool]
+                    batch = CopyBatch(target.tier, source.tier, num_bytes)
+                    batch.dst_addresses = _list_addresses(target.base_addresses[pool], targets, num_bytes, count)
+                    batch.src_addresses = _list_addresses(source.base_addresses[pool], sources, num_bytes, count)
+                    batch.count = count
+                    self._device.copy_batch(stream, batch)
+            elif source_level == 0:
+                addresses = _list_addresses(target.base_addresses[0], targets, target.slot_bytes[0], count)
+                packer.pack(stream, pages, source, sources, addresses)
+            else:
+                addresses = _list_addresses(source.base_addresses[0], sources, source.slot_bytes[0], count)
+                packer.unpack(stream, pages, target, targets, addresses)
         except Exception as error:
             if times is not None and timer != NO_TIMER:
                 times.cancel(timer)
@@ -135,8 +153,9 @@ class PageMover:
         """Whether a page was ever to go from one level to the other."""
         return self._timelines[source_level * self._num_levels + target_level] != _NO_TIMELINE
 
-    def swap(self, pool_group: i64, level: i64, low_slot: i64, high_slot: i64, verify: bool) -> i64:
-        """Enqueue the exchange of a slot of ``level`` with one of level 0, both full, through the bounce slot.
+    def swap(self, pool_group: i64, level: i64, low_slot: i64, high_slot: i64, verify: bool, rising: i64, sinking: i64) -> i64:
+        """Enqueue the exchange of a slot of ``level`` with one of level 0, full of the pages ``rising`` and ``sinking``, through the bounce
+        slot.
 
         Returns the point after it. `PageMoveError` if the device refuses; then the slots hold what they held, in stream
         order, from a mark of ``timeline(1, 0)`` on. ``verify``: wait for what is read from a disk before it is relied on.
@@ -149,7 +168,10 @@ class PageMover:
         self._order.wait(timeline, high.allocator.ready[high_slot])
         stream = self._order.stream_of(timeline)
         try:
-            self._bounce.swap(stream, pool_group, low, low_slot, high, high_slot, verify and low.tier == CacheTier.DISK)
+            if self._packer is not None:
+                self._bounce.swap_packed(stream, pool_group, low, low_slot, high, high_slot, rising, sinking)
+            else:
+                self._bounce.swap(stream, pool_group, low, low_slot, high, high_slot, verify and low.tier == CacheTier.DISK)
         except AssertionError:
             raise
         except Exception as error:

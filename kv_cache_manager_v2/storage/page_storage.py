@@ -167,7 +167,7 @@ class PageStorage:
         self.queues = []
         self.held_queues = []
         self.num_evicted = vec[i64]([0] * num_places)
-        self.counters = PageCounters(len(levels), vec[i64]([sum(layout.slot_bytes(index)) for index in range(layout.num_pool_groups)]))
+        self.counters = PageCounters(len(levels), vec[i64](layout.list_slot_bytes(len(levels))))
         self.last_cause = CAPACITY
         self.last_refusal = None
         self.num_refusals = vec[i64]([0] * num_places)

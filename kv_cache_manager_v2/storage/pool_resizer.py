@@ -94,7 +94,7 @@ class PoolResizer:
         if count == 0:
             return NO_POINT
         try:
-            point = self._mover.move(pool_group, level, sources, level, targets, count)
+            point = self._mover.move(pool_group, level, sources, level, targets, count, pages)
             group = storage.pool_groups[index]
             if group.tier == CacheTier.DISK:
                 storage.reads.record(point, level, group, pages, sources, count)

@@ -49,8 +49,9 @@ class SlotStore:
 
     def add_level(self, level: LevelSlots, num_null_slots: int) -> None:
         max_bytes = level.compute_max_bytes(self._device)
+        number = len(self.pool_groups) // self._layout.num_pool_groups
         for index in range(self._layout.num_pool_groups):
-            slot_bytes = self._layout.slot_bytes(index)
+            slot_bytes = self._layout.slot_bytes(index, number)
             most = max(level.num_slots[index], max_bytes // sum(slot_bytes))
             path = level.path
             watches: list[SlotWatch] | None = None

@@ -8,6 +8,8 @@ from .source_tree import ROOT, Source, package_sources, sources_of_tests
 
 FOR_USERS: Final = {
     "apply_kv_hints",
+    "Float8Codec",
+    "Int4Codec",
     "ManagedBlocks",
     "ManagedScheduler",
     "TieredConnector",

@@ -14,6 +14,7 @@ from ...base.checks import to_bool, to_instance, to_instance_or_none, to_list
 from ...base.finalizers import report_failure
 from ...base.given import Given
 from ...device.monotonic_clock import MonotonicClock
+from ...device.cold_page_codec import ColdPageCodec
 from ...device.port import Device
 from ...manager import kv_cache, kv_cache_manager
 from ...sequence.priority_callback import PriorityCallback
@@ -56,7 +57,8 @@ def _require_hashable(sequence_id: object, name: str) -> None:
 class KVCacheManager(EngineQueries):
     """Owns paged KV-cache memory, as TensorRT-LLM's engine calls it.
 
-    ``cold_page_codec``: only None, pages go to lower levels as they are. ``device``: where level 0 lives; None takes the default one.
+    ``cold_page_codec``: a `ColdPageCodec` of this library, which packs pages for host memory. ``device``: where level 0
+    lives; None takes the default one.
     Errors as of the library's manager: `ValueError` for a quota that is too small, `OutOfMemoryError` where the device has not that
     much. One caller at a time.
     """
@@ -74,18 +76,18 @@ class KVCacheManager(EngineQueries):
         self,
         config: Given[KVCacheManagerConfig],
         event_manager: Given[KVCacheEventManager | None] = None,
-        cold_page_codec: object = None,
+        cold_page_codec: Given[ColdPageCodec | None] = None,
         *,
         device: Given[Device | None] = None,
     ) -> None:
         given_config = to_instance(config, KVCacheManagerConfig, "config")
         events = to_instance_or_none(event_manager, KVCacheEventManager, "event_manager")
-        if cold_page_codec is not None:
-            raise TypeError(f"cold_page_codec must be None, not {type(cold_page_codec).__name__}: pages are not recoded on lower levels")
         if device is not None and not isinstance(device, Device):
             raise TypeError(f"device must be a Device or None, not {type(device).__name__}")
         core_events = None if events is None else events.core
-        core = kv_cache_manager.KVCacheManager(given_config.to_core(), device=device, event_manager=core_events)
+        core = kv_cache_manager.KVCacheManager(
+            given_config.to_core(), device=device, event_manager=core_events, cold_page_codec=cold_page_codec
+        )
         core._matches.counts_content = True
         self._core = core
         # The caller may change its own, for the next manager.

@@ -19,7 +19,7 @@ IndexSeq: TypeAlias = memoryview
 """Base page indices, as a sequence gives them."""
 
 _OF_BLOCKS: Final = "no block leaves the manager, which announces its own; add_stored_event and add_removed_event take hashes"
-_OF_CODECS: Final = "pages are stored on all levels as kernels wrote them; leave cold_page_codec=None"
+_OF_CODECS: Final = "codecs are subclasses of kv_cache_manager_v2.ColdPageCodec, whose calls are others; give one, or cold_page_codec=None"
 _REFUSED: Final = {
     "add_stored_event_from_block": _OF_BLOCKS,
     "add_stored_block_event_from_block": _OF_BLOCKS,

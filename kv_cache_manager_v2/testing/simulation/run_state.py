@@ -76,7 +76,9 @@ class RunState:
             raise ValueError(f"scenario {scenario.seed} plans failures, and {self.device.name} cannot be made to fail")
         events = KVCacheEventManager(scenario.max_event_entries)
         debug_fill = DebugFill.NAN if scenario.fills_pages and not config.is_external else None
-        self.manager = KVCacheManager(config, device=self.device, debug_fill=debug_fill, event_manager=events)
+        self.manager = KVCacheManager(
+            config, device=self.device, debug_fill=debug_fill, event_manager=events, cold_page_codec=scenario.codec
+        )
         self._follower = EventFollower(events)
         self.engine = FakeEngine(config, self.device)
         self.model = ReferenceModel(config, self.manager.layer_grouping)

@@ -17,6 +17,7 @@ from ...config.cache_tier_config import DiskCacheTierConfig, GpuCacheTierConfig,
 from ...config.layer_config import AttentionLayerConfig, BufferConfig, SsmLayerConfig
 from ...config.manager_config import KVCacheManagerConfig
 from ...config.scratch_reuse_config import SwaScratchReuseConfig
+from ..reversing_codec import ReversingCodec
 from ..simulated_device import SimulatedDevice
 from .external_scenario import COPYING, make_external
 from .draft_trees import grows_trees, without_scratch
@@ -29,6 +30,7 @@ from .large_worlds import (
     draw_large_fault_share,
     is_large,
 )
+from .packed_scenario import draw_codec
 from .policy_scenario import draw_policies, draw_settings
 from .rare_scenarios import (
     BRIMFUL,
@@ -108,11 +110,12 @@ class Scenario:
         "seed", "config", "granularity_bytes", "actions", "num_streams", "max_sequences", "max_tokens", "vocabulary",
         "digest_share", "max_kept_texts", "max_cut", "commits_at_once", "max_event_entries", "steps_per_event_check", "fault_share",
         "spares_writes", "grows_trees", "fills_pages", "is_large", "share_of_repeated",
-        "steps_per_invariants", "max_step_blocks",
+        "steps_per_invariants", "max_step_blocks", "codec",
     )  # fmt: skip
 
     seed: Final[int]
     config: Final[KVCacheManagerConfig]
+    codec: Final[ReversingCodec | None]
     granularity_bytes: Final[int]
     actions: Final[list[Action]]
     num_streams: Final[int]
@@ -164,6 +167,7 @@ class Scenario:
             config = make_external(config, seed)
         config = draw_settings(_divide_into_equal_slots(config, seed), seed)
         self.config = config
+        self.codec = draw_codec(config, seed)
         self.num_streams = random.choice((1, 2, 3, 5, 8))
         max_sequences = random.choice((2, 4, 8, 12))
         self.max_sequences = 1 + seed % 2 if bends is BRIMFUL or bends is CHUNKED else max_sequences

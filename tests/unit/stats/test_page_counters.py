@@ -9,7 +9,7 @@ from kv_cache_manager_v2.stats.page_counters import PageCounters
 
 
 def make_counters() -> PageCounters:
-    return PageCounters(2, vec[i64]([100, 30]))
+    return PageCounters(2, vec[i64]([100, 30, 50, 20]))
 
 
 def test_each_pair_of_levels_and_each_reason_has_its_own_count() -> None:

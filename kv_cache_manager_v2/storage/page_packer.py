@@ -1,0 +1,103 @@
+"""Pages between level 0 and the levels below, where a codec packs them: the codec is called once for each layer group."""
+
+from typing import Final, final
+
+from librt.vecs import vec
+from mypy_extensions import i64, mypyc_attr
+
+from ..base.checks import to_bool, to_int_within, to_text
+from ..base.ids import CacheTier
+from ..config.config_value import MAX_CONFIG_INT
+from ..config.manager_config import KVCacheManagerConfig
+from ..device.cold_page_codec import ColdPageCodec
+from ..device.port import Device
+from ..layout.slot_desc import SlotDescVariant
+from ..layout.registry import LifeCycleRegistry
+from ..layout.slot_layout import SlotLayout, compute_slot_layout
+from ..pools.pool_group import PoolGroup
+from .page_rows import PageRows
+
+
+def to_codec(codec: object, config: KVCacheManagerConfig, journal: str | None) -> ColdPageCodec | None:
+    """A codec that may serve this configuration; `ValueError` for one whose levels it does not reach."""
+    if codec is None:
+        return None
+    if not isinstance(codec, ColdPageCodec):
+        found = f"the class {codec.__name__}" if isinstance(codec, type) else type(codec).__name__
+        raise TypeError(f"cold_page_codec must be a ColdPageCodec or None, not {found}; make one, or a subclass of your own")
+    if config.is_external:
+        raise ValueError(
+            "cold_page_codec is given with an ExternalCacheTierConfig: the engine owns that memory and copies it as it is. Leave the codec "
+            "out, or give a GpuCacheTierConfig and a HostCacheTierConfig"
+        )
+    for level, tier in enumerate(config.cache_tiers):
+        if tier.tier == CacheTier.DISK:
+            raise ValueError(
+                f"cold_page_codec is given and cache_tiers[{level}] is a {type(tier).__name__}: packed pages are kept in host memory only. "
+                "Leave the codec out, or that level"
+            )
+    if journal is not None:
+        raise ValueError("journal is given with a cold_page_codec, without which no rerun has the same slots: leave one of them out")
+    return codec
+
+
+def lay_out_slots(config: KVCacheManagerConfig, registry: LifeCycleRegistry, codec: ColdPageCodec | None) -> SlotLayout:
+    """The slot layout; the codec is asked for the slots below level 0. `TypeError` or `ValueError` if it answers what none may."""
+    layout = compute_slot_layout(config, registry)
+    if codec is None:
+        return layout
+    name = type(codec).__name__
+    to_text(codec.identity, f"{name}.identity")
+    to_bool(codec.is_lossless, f"{name}.is_lossless")
+    sizes: list[int] = []
+    for page in layout.slot_variants():
+        what = f"{name}.cold_bytes() of layer group {page.layer_group_id}"
+        sizes.append(int(to_int_within(codec.cold_bytes(page), what, 1, MAX_CONFIG_INT)))
+    layout.pack_cold_slots(sizes)
+    return layout
+
+
+@final
+@mypyc_attr(native_class=True)
+class PagePacker:
+    __slots__ = ("_codec", "_device", "_variants", "_rows")
+
+    _codec: Final[ColdPageCodec]
+    _device: Final[Device]
+    _variants: Final[list[SlotDescVariant]]
+    """By life cycle."""
+    _rows: Final[PageRows]
+
+    def __init__(self, codec: ColdPageCodec, device: Device, layout: SlotLayout, rows: PageRows) -> None:
+        self._codec = codec
+        self._device = device
+        self._variants = layout.slot_variants()
+        self._rows = rows
+
+    def pack(self, stream: int, pages: vec[i64], high: PoolGroup, high_slots: vec[i64], low_addresses: vec[i64]) -> None:
+        """Enqueue the packing of pages, from slots of level 0."""
+        for life_cycle, hot, cold in self._by_life_cycle(pages, high, high_slots, low_addresses):
+            self._codec.encode(self._device, stream, self._variants[life_cycle], hot, cold)
+
+    def unpack(self, stream: int, pages: vec[i64], high: PoolGroup, high_slots: vec[i64], low_addresses: vec[i64]) -> None:
+        """Enqueue the unpacking of pages, into slots of level 0."""
+        for life_cycle, hot, cold in self._by_life_cycle(pages, high, high_slots, low_addresses):
+            self._codec.decode(self._device, stream, self._variants[life_cycle], hot, cold)
+
+    def _by_life_cycle(
+        self, pages: vec[i64], high: PoolGroup, high_slots: vec[i64], low_addresses: vec[i64]
+    ) -> list[tuple[int, list[list[int]], list[int]]]:
+        """As many pages as addresses: the life cycle, and where its pages are on level 0, by pool and page, and below."""
+        rows = self._rows
+        positions: dict[int, list[int]] = {}
+        for position in range(len(low_addresses)):
+            life_cycle = int((pages[position] - rows.first_page_of_blocks) % rows.num_life_cycles)
+            positions.setdefault(life_cycle, []).append(int(position))
+        found: list[tuple[int, list[list[int]], list[int]]] = []
+        for life_cycle, chosen in positions.items():
+            hot: list[list[int]] = []
+            for pool in range(len(high.slot_bytes)):
+                base, num_bytes = high.base_addresses[pool], high.slot_bytes[pool]
+                hot.append([int(base + high_slots[position] * num_bytes) for position in chosen])
+            found.append((life_cycle, hot, [int(low_addresses[position]) for position in chosen]))
+        return found

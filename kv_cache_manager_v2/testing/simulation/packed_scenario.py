@@ -1,0 +1,19 @@
+"""Worlds in which a codec packs pages on their way to host memory."""
+
+from random import Random
+from typing import Final
+
+from ...base.ids import CacheTier
+from ...config.manager_config import KVCacheManagerConfig
+from ..reversing_codec import ReversingCodec
+
+_SHARE_OF_SCENARIOS: Final = 0.5
+
+
+def draw_codec(config: KVCacheManagerConfig, seed: int) -> ReversingCodec | None:
+    """None where a level is a disk or the engine's, and in some other worlds; drawn apart, so that those stay as they were."""
+    lower = config.cache_tiers[1:]
+    if config.is_external or len(lower) == 0 or any([tier.tier != CacheTier.HOST_MEM for tier in lower]):
+        return None
+    random = Random(179 * seed + 71)
+    return ReversingCodec(random.choice((0, 1, 16, 64))) if random.random() < _SHARE_OF_SCENARIOS else None
