@@ -198,7 +198,8 @@ engines-vllm: interpreted setup ## vLLM on the CPU, with this library and alone,
 	@test -x build/vllm/bin/python || $(VENV_PYTHON) -m venv build/vllm
 	@build/vllm/bin/python -P tests/integrations/install_vllm.py
 	$(INTERPRETED) OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 build/vllm/bin/python -P -m pytest -q tests/integrations/test_vllm.py \
-		tests/integrations/test_vllm_calls.py tests/integrations/test_vllm_schedules.py tests/integrations/test_vllm_tiers.py $(ENGINES)
+		tests/integrations/test_vllm_server.py tests/integrations/test_vllm_calls.py tests/integrations/test_vllm_schedules.py \
+		tests/integrations/test_vllm_tiers.py $(ENGINES)
 
 .PHONY: engines-vllm-next
 engines-vllm-next: interpreted setup ## The schedulers of the newest vLLM that was tried, with this library, in an environment of its own (minutes; 3 GB).

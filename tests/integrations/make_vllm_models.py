@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import tokenizers
 import torch
 import transformers
 from safetensors.torch import save_file
@@ -29,6 +30,13 @@ def make_windowed(folder: Path) -> None:
             if parameter.dim() > 1:
                 parameter.mul_(2.5)
     model.save_pretrained(folder)
+
+
+def make_tokenizer(folder: Path) -> None:
+    """A word for each token: the server writes answers as text."""
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{number}": number for number in range(503)}, unk_token="w0"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0").save_pretrained(folder)
 
 
 def make_adapter(folder: Path, seed: int) -> None:
@@ -69,6 +77,8 @@ def main() -> None:
         make_windowed(folder / "windowed")
         # Text of the size of the vocabulary, with no pattern.
         (folder / "windowed.json").write_text(json.dumps([(17 * number * number + 5 * number) % 499 for number in range(NUM_TOKENS)]))
+    if not (folder / "windowed" / "tokenizer.json").exists():
+        make_tokenizer(folder / "windowed")
     for number in (1, 2):
         if not (folder / f"adapter-{number}").exists():
             make_adapter(folder / f"adapter-{number}", number)
