@@ -67,7 +67,7 @@ class UsageReports(SnapshotPublisher):
         usage = self.require()
         storage = self._shared.storage
         peaks = self._by_level([int(allocator.take_peak()) for allocator in storage.allocators])
-        found = compute_usage(usage.total, self._iteration, storage.pool_group_of, usage.take_peak_pages(), peaks)
+        found = compute_usage(usage.total, self._iteration, storage.pool_group_of, usage.total.take_recent_peaks(), peaks)
         self._iteration = UsageSnapshot(usage.total)
         return found
 

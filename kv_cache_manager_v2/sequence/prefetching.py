@@ -28,8 +28,11 @@ def try_prefetch(state: SequenceState, level: i64) -> bool:
         settle_reads(storage)
         if has_lost_page(state):
             return False
-    wanted = list_pages(list_beams(state), level)
-    nothing = vec[i64]([0] * int(storage.num_pool_groups))
+    return _bring_up(shared, list_pages(list_beams(state), level), level)
+
+
+def _bring_up(shared: SharedState, wanted: OnboardList, level: i64) -> bool:
+    nothing = vec[i64]([0] * int(shared.storage.num_pool_groups))
     if not wanted.needs_work(nothing):
         return True
     if not _has_room(shared, wanted, level):
@@ -68,14 +71,10 @@ def try_prefetch_blocks(shared: SharedState, blocks: list[Block], level: i64) ->
     for page in held:
         wanted.add(page, rows.level(page), storage.pool_group_of_page(page), rows.is_queued(page))
     is_done = False
-    nothing = vec[i64]([0] * int(storage.num_pool_groups))
     shared.guard.end_change()
     num_begun = storage.changes.num_begun
     try:
-        if _has_room(shared, wanted, level):
-            shared.traffic.onboarding.bring_up(wanted, nothing, False, None)
-            shared.traffic.onboarding.put_back(wanted)
-            is_done = True
+        is_done = _bring_up(shared, wanted, level)
     except AssertionError:
         raise
     except Exception as error:

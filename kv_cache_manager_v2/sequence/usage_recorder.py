@@ -52,10 +52,6 @@ class UsageRecorder:
         self.total = UsageCounters(storage.rows.num_life_cycles, storage.counters)
         self.explainer = explainer
 
-    def take_peak_pages(self) -> vec[i64]:
-        """Peaks of the total since this was last asked."""
-        return self.total.take_recent_peaks()
-
     def open_account(self, state: SequenceState, prompt_length: i64, is_counted: bool) -> None:
         """Count what the sequence does from here on; in the total too if ``is_counted``."""
         storage = state.shared.storage
