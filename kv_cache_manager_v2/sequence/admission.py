@@ -9,9 +9,9 @@ from mypy_extensions import i64
 
 from ..base.ids import PRIORITY_DEFAULT, PRIORITY_MIN
 from ..reuse.block import Block
-from ..reuse.block_tokens import own_tokens
 from .block_runs import use_pages
-from .sequence_state import CopiedPage, SequenceState
+from .retention_records import NotedBlock
+from .sequence_state import SequenceState
 from .usage_recorder import record_request
 
 
@@ -58,19 +58,19 @@ def note_copied(state: SequenceState, block: Block, life_cycle: i64, priority: i
     """The sequence has copied a page of a published block, and released it."""
     shared = state.shared
     if not (state.request.is_admitted or state.tail.is_retired) and (shared.storage.learns or shared.uses_priorities):
-        state.request.copied.append(CopiedPage(block, own_tokens(block, shared.tree.block_bytes), life_cycle, priority))
+        state.request.copied.append((NotedBlock(block, shared.tree.block_bytes, int(priority)), int(life_cycle)))
 
 
 def _use_copied(state: SequenceState) -> None:
     """All at once: pages of a block that are released together stay together."""
     storage = state.shared.storage
-    there = [copied for copied in state.request.copied if copied.is_there() and storage.rows.has_page(copied.page)]
-    for copied in there:
-        storage.hold(copied.page, storage.pool_group_of[copied.life_cycle], False)
-    for copied in there:
-        storage.queues[storage.pool_group_of[copied.life_cycle]].use_held_run(vec[i64]([copied.page]), 1)
-    for copied in there:
-        pool_group = storage.pool_group_of[copied.life_cycle]
+    there = [(noted.block.first_page + life_cycle, noted.priority) for noted, life_cycle in state.request.copied if noted.is_there()]
+    there = [(page, priority) for page, priority in there if storage.rows.has_page(page)]
+    for page, _ in there:
+        storage.hold(page, storage.pool_group_of_page(page), False)
+    for page, _ in there:
+        storage.queues[storage.pool_group_of_page(page)].use_held_run(vec[i64]([page]), 1)
+    for page, priority in there:
         if state.shared.uses_priorities:
-            storage.raise_priority(copied.page, pool_group, copied.priority)
-        storage.release(copied.page, pool_group)
+            storage.raise_priority(page, storage.pool_group_of_page(page), priority)
+        storage.release(page, storage.pool_group_of_page(page))

@@ -26,20 +26,20 @@ _SPARE_ENTRIES: Final = 64
 
 @final
 @mypyc_attr(native_class=True)
-class _Retained:
-    __slots__ = ("block", "tokens", "priority", "is_void")
+class NotedBlock:
+    """A published block of which something was noted; ``priority``: what its pages have, or are to have."""
+
+    __slots__ = ("block", "tokens", "priority")
 
     block: Final[Block]
     tokens: Final[bytes]
+    """The block is still that one while these are its own."""
     priority: Final[int]
-    is_void: bool
-    """A later call has given the block another priority: the end of this time changes nothing."""
 
-    def __init__(self, block: Block, tokens: bytes, priority: int) -> None:
+    def __init__(self, block: Block, block_bytes: i64, priority: int) -> None:
         self.block = block
-        self.tokens = tokens
+        self.tokens = own_tokens(block, block_bytes)
         self.priority = priority
-        self.is_void = False
 
     def is_there(self) -> bool:
         return self.block.parent is not None and self.block.tokens is self.tokens
@@ -48,21 +48,20 @@ class _Retained:
 @final
 @mypyc_attr(native_class=True)
 class RetentionRecords:
-    __slots__ = ("now_us", "num_expected", "_storage", "_tree", "_ends", "_entries", "_timed", "_next_number", "_pins", "_max_pinned")
+    __slots__ = ("now_us", "num_expected", "_storage", "_tree", "_ends", "_timed", "_next_number", "_pins", "_max_pinned")
 
     now_us: i64
     num_expected: i64
     """Ends by the clocks of pool groups that have not come."""
     _storage: Final[PageStorage]
     _tree: Final[RadixTree]
-    _ends: Final[list[list[tuple[int, int]]]]
-    """By clock: a heap of (time, number of the entry)."""
-    _entries: dict[int, _Retained]
-    """Ends of retention that have not come, void ones among them."""
-    _timed: Final[dict[int, _Retained]]
-    """The entry that is not void of each block, by first page."""
+    _ends: Final[list[list[tuple[int, int, NotedBlock]]]]
+    """By clock: a heap of (time, running number, the block) of ends that have not come. Those that are not in `_timed` are void: a later
+    call has given the block another priority, and the end of this time changes nothing."""
+    _timed: Final[dict[int, NotedBlock]]
+    """By first page."""
     _next_number: int
-    _pins: Final[dict[int, _Retained]]
+    _pins: Final[dict[int, NotedBlock]]
     """Blocks that `pin` has raised, by first page, the oldest first."""
     _max_pinned: Final[int]
 
@@ -72,7 +71,6 @@ class RetentionRecords:
         self._storage = storage
         self._tree = tree
         self._ends = [[] for _ in range(storage.num_pool_groups + 1)]
-        self._entries = {}
         self._timed = {}
         self._next_number = 0
         self._pins = {}
@@ -84,38 +82,25 @@ class RetentionRecords:
         """The block of a sequence with durations has joined the tree."""
         duration = plan.duration_of(ordinal)
         if duration != FOR_EVER:
-            self._limit(self._retain(block, plan._find(ordinal, False)), SECONDS, int(self.now_us) + duration)
+            self._limit(NotedBlock(block, self._tree.block_bytes, plan._find(ordinal, False)), SECONDS, int(self.now_us) + duration)
 
-    def _retain(self, block: Block, priority: int) -> _Retained:
-        return _Retained(block, own_tokens(block, self._tree.block_bytes), priority)
-
-    def _limit(self, entry: _Retained, clock: int, end: int) -> None:
-        key = int(entry.block.first_page)
-        self._void(key)
-        self._timed[key] = entry
-        number = self._next_number
-        self._next_number = number + 1
-        self._entries[number] = entry
-        heapq.heappush(self._ends[clock], (end, number))
+    def _limit(self, entry: NotedBlock, clock: int, end: int) -> None:
+        self._timed[int(entry.block.first_page)] = entry
+        heapq.heappush(self._ends[clock], (end, self._next_number, entry))
+        self._next_number += 1
         if clock != SECONDS:
             self.num_expected += 1
-        if len(self._entries) > _SPARE_ENTRIES + 2 * len(self._timed):
+        if sum([len(ends) for ends in self._ends]) > _SPARE_ENTRIES + 2 * len(self._timed):
             self._forget_void()
 
     def _forget_void(self) -> None:
-        """Most entries are void: what is retained again and again must not cost more and more."""
-        self._entries = {number: entry for number, entry in self._entries.items() if not entry.is_void}
+        """Most ends are void: what is retained again and again must not cost more and more."""
         for clock, ends in enumerate(self._ends):
-            kept = [item for item in ends if item[1] in self._entries]
+            kept = [item for item in ends if self._timed.get(int(item[2].block.first_page)) is item[2]]
             if clock != SECONDS:
                 self.num_expected -= len(ends) - len(kept)
             heapq.heapify(kept)
             self._ends[clock] = kept
-
-    def _void(self, first_page: int) -> None:
-        earlier = self._timed.pop(first_page, None)
-        if earlier is not None:
-            earlier.is_void = True
 
     def advance(self, microseconds: i64) -> None:
         """Time passes: pages whose time is over get the default priority again."""
@@ -133,10 +118,10 @@ class RetentionRecords:
         ends = self._ends[clock]
         while len(ends) > 0 and ends[0][0] <= now:
             num_ended += 1
-            entry = self._entries.pop(heapq.heappop(ends)[1])
-            if entry.is_void:
-                continue
+            entry = heapq.heappop(ends)[2]
             key = int(entry.block.first_page)
+            if self._timed.get(key) is not entry:
+                continue
             del self._timed[key]
             if self._pins.get(key) is entry:
                 del self._pins[key]
@@ -157,8 +142,8 @@ class RetentionRecords:
                 if len(self._pins) >= self._max_pinned:
                     return False
         self._pins.pop(key, None)
-        self._void(key)
-        pin = self._retain(block, priority)
+        self._timed.pop(key, None)
+        pin = NotedBlock(block, self._tree.block_bytes, priority)
         self._pins[key] = pin
         self._set_priority(block, priority, -1)
         if clock != NO_CLOCK:
@@ -169,7 +154,7 @@ class RetentionRecords:
         """The block's pages have that priority from now on, whatever raised them before."""
         key = int(block.first_page)
         self._pins.pop(key, None)
-        self._void(key)
+        self._timed.pop(key, None)
         self._set_priority(block, priority, -1)
 
     def _set_priority(self, block: Block, priority: int, only_from: int) -> None:

@@ -31,6 +31,7 @@ from .page_table import PageTable
 from .planned_blocks import PlannedLinks
 from .priority_callback import PriorityCallback
 from .retention_plan import RetentionPlan
+from .retention_records import NotedBlock
 from .scratch import Scratch
 from .shared_state import NEVER, SharedState
 from .snapshot_plan import SnapshotPlan
@@ -106,33 +107,6 @@ UNPINNED: Final = Block(0)
 
 @final
 @mypyc_attr(native_class=True)
-class CopiedPage:
-    """Page of a published block that a sequence has copied before it was admitted; ``priority``: what it takes then, if it has less."""
-
-    __slots__ = ("block", "tokens", "life_cycle", "priority")
-
-    block: Final[Block]
-    tokens: Final[bytes]
-    """The block is still that one while these are its own."""
-    life_cycle: Final[i64]
-    priority: Final[i64]
-
-    def __init__(self, block: Block, tokens: bytes, life_cycle: i64, priority: i64) -> None:
-        self.block = block
-        self.tokens = tokens
-        self.life_cycle = life_cycle
-        self.priority = priority
-
-    @property
-    def page(self) -> i64:
-        return self.block.first_page + self.life_cycle
-
-    def is_there(self) -> bool:
-        return self.block.parent is not None and self.block.tokens is self.tokens
-
-
-@final
-@mypyc_attr(native_class=True)
 class Request:
     """Request of one sequence: all that its caller has said."""
 
@@ -165,7 +139,8 @@ class Request:
     """Whether it, or the one that it is a fork of, was given room: until then it has only looked (`admission`)."""
     priorities: dict[int, int] | None
     """Until then, of the pages that it has found: what the callback said of them."""
-    copied: Final[list[CopiedPage]]
+    copied: Final[list[tuple[NotedBlock, int]]]
+    """Until then, pages of published blocks that it has copied, by life cycle; ``priority``: what they take then, if they have less."""
     written_end: i64
     """What the steps of all lists that were taken have room for: no more is committed. NEVER where the manager copies itself."""
 
