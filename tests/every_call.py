@@ -179,6 +179,8 @@ class EveryCall:
         if kind < 0.27:
             kv_cache.cuda_stream = self.stream()
             return None
+        if kind < 0.3 and len(self.quotas) > 1:
+            return kv_cache.set_residency_window(rng.randrange(2), rng.choice([None, 4, 9]), rng.choice([0, 4]))
         resumed = kv_cache.resume(self.stream(), rng.random() < 0.7)
         if not resumed:
             self.preempt(kv_cache)
@@ -249,7 +251,9 @@ class EveryCall:
 
     def call_rarely(self, kv_cache: Any) -> object:
         rng = self.random
-        kind = rng.randrange(9)
+        kind = rng.randrange(10)
+        if kind == 9 and kv_cache.num_blocks > 0:
+            return kv_cache.require_blocks(rng.randrange(2), [rng.randrange(kv_cache.num_blocks) for _ in range(3)])
         if kind == 0 and len(self.open) < MAX_OPEN:
             self.open.append(kv_cache.fork())
         elif kind == 1:

@@ -350,6 +350,12 @@ _EXAMPLES: dict[str, Callable[[World], Example | dict[str, Any]]] = {
     "KVCache.close": lambda w: (w.suspended.close, {"continues": True}),
     "KVCache.stop_committing": lambda w: {"continues": False},
     "KVCache.fork": lambda w: {"id": 5},
+    "KVCache.set_residency_window": lambda w: (
+        w.suspended.set_residency_window, {"layer_group_id": 0, "window_size": None, "num_sink_tokens": 0}
+    ),
+    "KVCache.require_blocks": lambda w: {"layer_group_id": 0, "ordinals": [0]},
+    "KVCache.get_block_levels": lambda w: {"layer_group_id": 0},
+    "KVCache.get_block_slots": lambda w: {"layer_group_id": 0},
     "KVCache.resize": lambda w: {"capacity": 33, "history_length": 7},
     "KVCache.find_refusal": lambda w: {"capacity": 33, "history_length": 7},
     "KVCache.capacity=": lambda w: {"capacity": 33},

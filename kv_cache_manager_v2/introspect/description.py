@@ -72,7 +72,7 @@ def _describe_sequence(state: SequenceState) -> StateDump:
         on_levels: list[int | None] = []
         for ordinal in range(state.num_blocks):
             page = state.page_of(life_cycle, ordinal)
-            needed = state.holds_page(life_cycle, ordinal)
+            needed = state.has_page(life_cycle, ordinal)
             needed = needed and rows.has_page(page)
             slots.append(int(rows.slot(page)) if needed else None)
             on_levels.append(int(rows.level(page)) if needed else None)

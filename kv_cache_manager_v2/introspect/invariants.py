@@ -203,21 +203,24 @@ def _check_sequence(state: SequenceState, tally: _Tally) -> None:
     is_active = state.status == ACTIVE
     _check_state_blocks(state, tally)
     for life_cycle in range(shared.num_life_cycles):
-        begin = shared.windows.compute_begin(life_cycle, state.history)
+        begin = state.request.windows.compute_begin(life_cycle, state.history)
         is_void = state.sharing.planned is not None and state.sharing.planned.valid_tokens != NOT_VOID
         _require(is_void or state.window_begins[life_cycle] == begin, f"{name}: the window of life cycle {life_cycle} begins wrong")
         entries = state.tables[life_cycle].view().tolist()
+        required = [int(ordinal) for ordinal in state.tables[life_cycle].required]
         _require(len(entries) == num_blocks, f"{name}: page table {life_cycle} has {len(entries)} entries")
         for ordinal in range(num_blocks):
             page = int(state.page_of(life_cycle, ordinal))
-            if not state.holds_page(life_cycle, ordinal):
+            is_kept = state.keeps_page(life_cycle, ordinal)
+            if not is_kept and not state.holds_page(life_cycle, ordinal):
                 _require(entries[ordinal] == BAD_PAGE_INDEX, f"{name}: stale block {ordinal} has page index {entries[ordinal]}")
                 continue
+            is_locked = is_active and (not is_kept or ordinal in required)
             _require(rows.has_page(page), f"{name}: block {ordinal} of life cycle {life_cycle} has no page")
             tally.holds[page] = tally.holds.get(page, 0) + 1
-            if is_active:
+            if is_locked:
                 tally.locks[page] = tally.locks.get(page, 0) + 1
-            expected = rows.slot(page) if is_active else BAD_PAGE_INDEX
+            expected = rows.slot(page) if is_locked else BAD_PAGE_INDEX
             _require(
                 entries[ordinal] == expected, f"{name}: block {ordinal} has page index {entries[ordinal]}, not {expected}"
             )

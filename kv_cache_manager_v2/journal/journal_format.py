@@ -62,6 +62,10 @@ present ones where it said to keep them.
                 the policy expects, accepted tokens
     KEEP        count, names of 16 bytes each                    returned
     TAKE        number of the last list, number of copies        returned
+    RESIDENCY   serial, layer group, window + 1 or 0,        returned
+                sink tokens
+    REQUIRE     serial, layer group, count, ordinals,        returned True or False
+                result (0 / 1)
     DIGEST      8 bytes                                          every `DIGEST_EVERY` records, and at the end
 
 A hint says whether the sequence is expected to continue: 0 nothing is said, 1 it is, 2 it is not.
@@ -114,6 +118,8 @@ RESTORED: Final = 41
 KEEP: Final = 42
 PUBLISH_PLANNED: Final = 43
 TAKE: Final = 44
+RESIDENCY: Final = 45
+REQUIRE: Final = 46
 
 RETAIN: Final = 0
 RELEASE: Final = 1
@@ -171,6 +177,8 @@ CALLS: Final[dict[int, tuple[str, str]]] = {
     HINT: (".hint", "nsonnc"),
     KEEP: ("keep_restored", "K"),
     TAKE: (".take_copies", "nn"),
+    RESIDENCY: ("set_residency_window", "qnLn"),
+    REQUIRE: ("require_blocks", "qnNr"),
 }
 """The table of calls: by operation the call that makes it again, and the fields of its record, a letter each.
 

@@ -149,7 +149,7 @@ class CsrTable(TableOutput):
 
     def _count_stale(self, state: SequenceState, num_pages: i64) -> i64:
         group = self._rule.layer_group
-        begin = state.shared.windows.num_sink_blocks[group] * self._rule.expansion
+        begin = state.request.windows.num_sink_blocks[group] * self._rule.expansion
         end = state.window_begins[group] * self._rule.expansion
         if end > num_pages:
             end = num_pages
@@ -230,14 +230,14 @@ class CsrTable(TableOutput):
         end = window_begin * expansion
         if end > known:
             end = known
-        num_sink_pages = state.shared.windows.num_sink_blocks[group] * expansion
+        num_sink_pages = state.request.windows.num_sink_blocks[group] * expansion
         return RowEdit(row, num_sink_pages, end - begin if end > begin else 0, pages)
 
     def _list_pages(self, state: SequenceState, num_pages: i64) -> Pages:
         """The whole row: the sinks, and the pages from the window's beginning on."""
         group = self._rule.layer_group
         expansion = self._rule.expansion
-        sinks_end = state.shared.windows.num_sink_blocks[group] * expansion
+        sinks_end = state.request.windows.num_sink_blocks[group] * expansion
         window_begin = state.window_begins[group] * expansion
         if sinks_end >= window_begin or num_pages <= sinks_end:
             return self._convert(state, 0, num_pages)

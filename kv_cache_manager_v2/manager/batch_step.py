@@ -20,6 +20,7 @@ from ..sequence.finish_question import FinishQuestion
 from ..sequence.forked_blocks import validate_same_tokens
 from ..sequence.page_arrivals import settle_arrivals
 from ..sequence.planned_rules import require_valid, validate_others
+from ..sequence.residency_window import require_no_window
 from ..sequence.resize import try_resize
 from ..sequence.room_question import RoomQuestion
 from ..sequence.sequence_state import CLOSED, SequenceState
@@ -110,6 +111,7 @@ class BatchStep:
         for position, item in enumerate(self._kv_caches):
             state = self._enlist(item, position)
             validate_resize(state, new_capacities[position], new_histories[position] if has_histories else state.history)
+            require_no_window(state, self._call)
             self._set_aside(state, position)
         question = RoomQuestion(self._shared)
         for position, state in enumerate(self._others):
@@ -134,6 +136,7 @@ class BatchStep:
             if state.status == CLOSED:
                 raise LogicError(f"{self._call}: sequence {state.id} is closed")
             require_valid(state, self._call)
+            require_no_window(state, self._call)
             if remaining[position] > state.shared.most_tokens - state.capacity:
                 raise ValueError(
                     f"{self._call}: remaining_tokens[{position}] is {remaining[position]}, and sequence {state.id} has room for "

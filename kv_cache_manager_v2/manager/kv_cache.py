@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, SupportsIndex, final
 from mypy_extensions import i32, i64, mypyc_attr
 from rawref import invalidate
 
-from ..base.checks import MAX_COUNT, to_bool, to_count, to_counts, to_index_mode, to_int, to_list
+from ..base.checks import MAX_COUNT, to_bool, to_count, to_counts, to_index_mode, to_int, to_int_within, to_list
 from ..base.errors import LogicError, OutOfPagesError
 from ..base.finalizers import report_failure, warn_of_leak
 from ..base.given import Given
@@ -29,7 +29,9 @@ from ..base.ids import DEFAULT_BEAM_INDEX, GPU_LEVEL, PageIndexMode, TokenIdExt
 from ..base.package_log import PackageLog
 from ..base.ranges import HalfOpenRange
 from ..journal.call_records import ASKED
-from ..journal.journal_format import BEAM_WIDTH, FORK, PREFETCH, REORDER, RESERVE, RESUME, REWIND, SCRATCH, STOP, STREAM, SUSPEND
+from ..journal.journal_format import (
+    BEAM_WIDTH, FORK, PREFETCH, REORDER, REQUIRE, RESERVE, RESIDENCY, RESUME, REWIND, SCRATCH, STOP, STREAM, SUSPEND,
+)  # fmt: skip
 from ..layout.scratch_desc import ScratchDesc
 from ..reuse.reuse_scope import ReuseScope
 from ..reuse.token_packing import single_token, unpack_tokens
@@ -42,6 +44,7 @@ from ..sequence.lease_blocks import lease_blocks
 from ..sequence.matched_tokens import MatchedTokens
 from ..sequence.page_table import PageTable, to_index_buffer
 from ..sequence.recurrent_state import live_block
+from ..sequence.residency_window import list_levels, list_slots, require, require_no_window, set_window, validate_window
 from ..sequence.resize import try_resize
 from ..sequence.planned_rules import (
     refuse_other_stream,
@@ -52,6 +55,7 @@ from ..sequence.planned_rules import (
 )
 from ..sequence.room_question import RoomQuestion
 from ..sequence.sequence_state import ACTIVE, CLOSED, SUSPENDED, SequenceState
+from ..sequence.shared_state import UNBOUNDED
 from ..sequence.small_step import try_small_commit, try_small_resize
 from ..sequence.step_validation import (
     ANY_OPEN,
@@ -292,6 +296,7 @@ class KVCache(Handle):
             state.shared.traffic.require_copies("fork()", "create_kv_cache() with the committed tokens shares their whole blocks")
             serial = self._open_sequences.next_serial
             sequence_id = serial if id is None else to_int(id, "id")
+            require_no_window(state, "fork")
             validate_fork(state, "fork")
             self._open_sequences.require_room(state.shared, 1, "fork()")
             require_one_beam(state, "fork")
@@ -349,13 +354,14 @@ class KVCache(Handle):
         """Why `resize` with these numbers would be refused now; None if there is room for it. Changes nothing, and waits for nothing.
 
         No callback of the user's is called, and nothing is counted, recorded or evicted. What a device may still refuse is not
-        foreseen. `ValueError` and `LogicError` as for `resize`.
+        foreseen. `ValueError` and `LogicError` as for `resize`; `LogicError` with a residency window.
         """
         state = self._state
         with state.shared.guard:
             new_capacity = state.capacity if capacity is None else to_count(capacity, "capacity")
             new_history = state.history if history_length is None else to_count(history_length, "history_length")
             validate_resize(state, new_capacity, new_history)
+            require_no_window(state, "find_refusal")
             return RoomQuestion(state.shared).find(state, new_capacity, new_history)
 
     @property
@@ -406,6 +412,8 @@ class KVCache(Handle):
         with state.shared.guard as journal:
             require_usable(state, ANY_OPEN, "enable_swa_scratch_reuse")
             is_wanted = to_bool(enable, "enable_swa_scratch_reuse")
+            if is_wanted:
+                require_no_window(state, "setting enable_swa_scratch_reuse")
             if is_wanted != state.scratch.is_enabled:
                 validate_scratch_switch(state, is_wanted)
                 state.scratch.is_enabled = is_wanted
@@ -537,6 +545,7 @@ class KVCache(Handle):
         with state.shared.guard:
             require_committing(state, "publish_planned")
             require_one_beam(state, "publish_planned")
+            require_no_window(state, "publish_planned")
             validate_offer(state)
             return offer_tokens(state, tokens)
 
@@ -610,6 +619,8 @@ class KVCache(Handle):
                 state.shared.traffic.require_own_memory(f"beam_width = {width}", "make each beam a sequence of its own")
             if width > _MAX_BEAM_WIDTH:
                 raise ValueError(f"beam_width is {width}; a sequence has at most {_MAX_BEAM_WIDTH} beams")
+            if width > 1:
+                require_no_window(state, "setting beam_width")
             self._open_sequences.require_room(state.shared, width - len(state.sharing.beams) - 1, f"beam_width = {width}")
             try:
                 is_other = change_width(state, width)
@@ -662,6 +673,7 @@ class KVCache(Handle):
             end = state.num_blocks if end_block is None else to_count(end_block, "end_block")
             if not begin <= end <= state.num_blocks:
                 raise ValueError(f"sequence {state.id}: begin_block is {begin} and end_block {end}; there are {state.num_blocks} blocks")
+            require_no_window(state, "reserve_transfer")
             state.shared.traffic.require_own_memory("reserve_transfer()", "keep the sequence open until the engine's transfer is done")
             if end > state.num_published:
                 require_unplanned(state, "reserve_transfer")
@@ -781,6 +793,78 @@ class KVCache(Handle):
         if not scratch.is_enabled:
             return None
         return ScratchDesc(scratch.range_of(group), scratch.slots[group])
+
+    # -- residency windows ---------------------------------------------------------------------------------------------
+
+    def set_residency_window(
+        self, layer_group_id: SupportsIndex, window_size: SupportsIndex | None, num_sink_tokens: SupportsIndex = 0
+    ) -> None:
+        """While ACTIVE keep only the first and the latest tokens' pages of a layer group without a window on level 0: for sparse attention.
+
+        Locked there are the blocks of the first ``num_sink_tokens`` tokens, those that a sliding window of ``window_size`` tokens reads,
+        all that may be written, and what `require_blocks` names. The group's other pages stay held, on level 0 or below it, with bad base
+        page indices. Blocks of 4 tokens, history 16, capacity 20, window 5, 4 sink tokens: blocks 0, 3 and 4 are locked. ``window_size``
+        None: all pages again. It ends with `rewind`.
+
+        With a window `fork`, further beams, `reserve_transfer`, `publish_planned`, scratch reuse, `find_refusal` and `can_finish` are a
+        `LogicError`. So is this call to change or end a window unless SUSPENDED, for a group that does not read all tokens, with one cache
+        level, with memory that the engine owns, recurrent layers, ``allow_seq_rebasing=False``, a `custom_priority_callback`, scratch
+        reuse, or blocks shared with a fork, a beam, a lease or a plan. A match is no longer than what level 0 has room for all the same.
+        `ValueError` for numbers out of range.
+        """
+        state = self._state
+        with state.shared.guard as journal:
+            require_usable(state, ANY_OPEN, "set_residency_window")
+            group = self._group(layer_group_id)
+            if state.request.windows.keeps[group] != 0 or window_size is None:
+                require_usable(state, SUSPENDED, "set_residency_window")
+            window = UNBOUNDED if window_size is None else to_int_within(window_size, "window_size", 1, MAX_COUNT)
+            num_sinks = to_count(num_sink_tokens, "num_sink_tokens")
+            if window != UNBOUNDED:
+                validate_window(state, group)
+            set_window(state, group, window, num_sinks)
+            journal.record(RESIDENCY, state.request.serial, group, window + 1, num_sinks)
+
+    def require_blocks(self, layer_group_id: SupportsIndex, ordinals: Sequence[SupportsIndex]) -> bool:
+        """Bring those blocks' pages to level 0 and lock them until the next `resize`, in order with the sequence's stream.
+
+        All or nothing: False, and nothing has changed, if there is no room (`KVCacheManager.last_refusal`). Their base page indices are
+        valid from then on; blocks that are locked anyway may be named. A `resize` that raises ends it too; one that returns False does not.
+        `ValueError` for a block that is not there; `LogicError` unless ACTIVE, or for one that has no page of the group; `PageMoveError`
+        or `LoadFailed` as for `resume`.
+        """
+        state = self._state
+        with state.shared.guard as journal:
+            require_usable(state, ACTIVE, "require_blocks")
+            group = self._group(layer_group_id)
+            named = to_counts(to_list(ordinals, "ordinals"), "one of ordinals")
+            for ordinal in named:
+                if ordinal >= state.num_blocks:
+                    raise ValueError(f"sequence {state.id}: one of ordinals is {ordinal}; there are {state.num_blocks} blocks")
+                if not state.has_page(group, ordinal):
+                    raise LogicError(
+                        f"sequence {state.id}: block {ordinal} has no page of layer group {group}: it is out of the layers' window, a "
+                        "scratch block, or the layers have no pages a block"
+                    )
+            result = require(state, group, named)
+            journal.record(REQUIRE, state.request.serial, group, [int(ordinal) for ordinal in named], result)
+            return result
+
+    def get_block_levels(self, layer_group_id: SupportsIndex) -> memoryview:
+        """Read-only int8, one entry per block: the cache level of its page, -1 where the sequence holds none. A copy of what is so now.
+
+        With `get_block_slots`, so that a kernel may read rows of a host level in place: a page that is not locked may move with any call of
+        the manager. `LogicError` once closed.
+        """
+        group = self._group(layer_group_id)
+        self._state.shared.guard.require_idle()
+        return memoryview(list_levels(self._state, group)).cast("b").toreadonly()
+
+    def get_block_slots(self, layer_group_id: SupportsIndex) -> memoryview:
+        """Read-only int32, one entry per block: the slot of its page on the level that `get_block_levels` says, -1 where there is none."""
+        group = self._group(layer_group_id)
+        self._state.shared.guard.require_idle()
+        return memoryview(list_slots(self._state, group)).toreadonly()
 
     @property
     def cuda_stream(self) -> int:

@@ -239,7 +239,7 @@ def _count_slots_of(shared: SharedState, states: list[SequenceState]) -> vec[i64
             for life_cycle in range(shared.num_life_cycles):
                 counts[storage.pool_group_of[life_cycle]] += len(state.scratch.slots[life_cycle])
                 for ordinal in range(state.num_blocks):
-                    if state.holds_page(life_cycle, ordinal):
+                    if state.has_page(life_cycle, ordinal):
                         page = int(state.page_of(life_cycle, ordinal))
                         holds[page] = holds.get(page, 0) + 1
             blocks = list(state.recurrent.state_blocks)

@@ -46,7 +46,7 @@ def _raise_matched_priorities(state: SequenceState) -> None:
     for life_cycle in range(state.shared.num_life_cycles):
         for ordinal in range(state.num_blocks):
             # A planned one keeps its writer's.
-            if state.holds_page(life_cycle, ordinal) and state.blocks[ordinal].parent is not None:
+            if state.has_page(life_cycle, ordinal) and state.blocks[ordinal].parent is not None:
                 page = state.blocks[ordinal].first_page + life_cycle
                 priority: i64 = PRIORITY_DEFAULT
                 if priorities is not None:

@@ -27,7 +27,7 @@ def list_first_pages(blocks: list[Block], begin: i64, end: i64) -> vec[i64]:
 
 
 def _sinks_end(state: SequenceState, life_cycle: i64) -> i64:
-    sinks_end = state.shared.windows.num_sink_blocks[life_cycle]
+    sinks_end = state.request.windows.num_sink_blocks[life_cycle]
     return sinks_end if sinks_end < state.num_blocks else state.num_blocks
 
 
@@ -45,7 +45,7 @@ def hold_pages(state: SequenceState, first_pages: vec[i64]) -> None:
 
 
 def use_pages(state: SequenceState) -> None:
-    """Policies hear that these pages, which are all on level 0 by now, are in use."""
+    """Policies hear that the sequence's pages are in use: on level 0 all but those behind a residency window."""
     storage = state.shared.storage
     first_pages = list_first_pages(state.blocks, 0, state.num_blocks)
     for pool_group in range(storage.num_pool_groups):
@@ -60,6 +60,12 @@ def use_pages(state: SequenceState) -> None:
                     pages[count] = first_pages[ordinal] + life_cycle
                     count += 1
         storage.queues[pool_group].use_held_run(pages, count)
+    for life_cycle in range(state.shared.num_life_cycles):
+        if state.request.windows.keeps[life_cycle] != 0:
+            for ordinal in range(_sinks_end(state, life_cycle), _window_begin(state, life_cycle)):
+                page = first_pages[ordinal] + life_cycle
+                index = storage.rows.level(page) * storage.num_pool_groups + storage.pool_group_of[life_cycle]
+                storage.queues[index].use_held_run(vec[i64]([page]), 1)
 
 
 def lock_pages(state: SequenceState, first_pages: vec[i64], life_cycle: i64) -> None:
@@ -118,7 +124,7 @@ def _find_run_begin(state: SequenceState, ordinal: i64) -> i64:
     for life_cycle in range(state.shared.num_life_cycles):
         border = state.window_begins[life_cycle]
         if border > ordinal:
-            border = state.shared.windows.num_sink_blocks[life_cycle]
+            border = state.request.windows.num_sink_blocks[life_cycle]
         if begin < border <= ordinal:
             begin = border
     return begin

@@ -88,7 +88,7 @@ def _list_pages(state: SequenceState) -> list[int]:
         pages.extend(_list_pages(beam))
     for life_cycle in range(state.shared.num_life_cycles):
         for ordinal in range(state.num_blocks):
-            if state.holds_page(life_cycle, ordinal):
+            if state.has_page(life_cycle, ordinal):
                 pages.append(int(state.page_of(life_cycle, ordinal)))
     snapshot = state.recurrent.matched_snapshot
     blocks = state.recurrent.state_blocks if snapshot is None else [*state.recurrent.state_blocks, snapshot]

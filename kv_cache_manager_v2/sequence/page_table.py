@@ -22,10 +22,12 @@ _INT32_FORMATS: Final = ("i", "l", "=i", "<i", "@i")
 @final
 @mypyc_attr(native_class=True)
 class PageTable:
-    __slots__ = ("entries", "num_blocks", "_buffer", "_reader", "_exact")
+    __slots__ = ("entries", "num_blocks", "required", "_buffer", "_reader", "_exact")
 
     entries: vec[i32]
     num_blocks: i64
+    required: vec[i64]
+    """Ordinals of blocks behind a residency window that are locked until the next resize."""
     _buffer: memoryview | None
     _reader: ChangedBlocks | None
     _exact: IndexChanges | None
@@ -34,6 +36,7 @@ class PageTable:
     def __init__(self) -> None:
         self.entries = vec[i32]()
         self.num_blocks = 0
+        self.required = vec[i64]()
         self._buffer = None
         self._reader = None
         self._exact = None

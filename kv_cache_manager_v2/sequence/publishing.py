@@ -17,7 +17,7 @@ from typing import Final
 
 from mypy_extensions import i32, i64
 
-from ..base.ids import GPU_LEVEL
+from ..base.ids import BAD_PAGE_INDEX, GPU_LEVEL
 from ..base.package_log import PackageLog
 from ..reuse.block import Block
 from ..reuse.radix_tree import RadixTree
@@ -47,7 +47,9 @@ def publish(state: SequenceState, text: bytes, mark: i64) -> i64:
     position: i64 = 0
     while position < end:
         above = state.path_end
-        is_fresh = not tree.has_digests and state.forked_end == 0 and above.only_child is None and above.children is None
+        # Of pages behind a residency window some may be below level 0.
+        is_plain = state.request.windows is state.shared.windows and not tree.has_digests and state.forked_end == 0
+        is_fresh = is_plain and above.only_child is None and above.children is None
         if is_fresh and position + block_bytes < end:
             _publish_run(state, text, position, end, mark)
             position = end
@@ -174,7 +176,7 @@ def _rebase(state: SequenceState, owners: list[SequenceState], block: Block, pub
                 shared.claims.leases.record_moved(ours, theirs, life_cycle)
             else:
                 for owner in owners:
-                    if owner.holds_page(life_cycle, ordinal):
+                    if owner.has_page(life_cycle, ordinal):
                         if decision == KEEP and owner.timeline != NO_TIMELINE and not owner.has_beams:
                             keep_twin(owner, life_cycle, ordinal, ours, theirs)
                         else:
@@ -210,7 +212,7 @@ def _take_over(owner: SequenceState, life_cycle: i64, ordinal: i64, ours: i64, t
     storage = shared.storage
     pool_group = storage.pool_group_of[life_cycle]
     storage.hold(theirs, pool_group, owner.request.is_admitted)
-    if owner.timeline != NO_TIMELINE:
+    if owner.timeline != NO_TIMELINE and owner.tables[life_cycle].entries[ordinal] != BAD_PAGE_INDEX:
         owner.tables[life_cycle].set(ordinal, int(storage.lock(theirs, pool_group, owner.timeline)))
         if storage.closed.has_disks and not was_shared:
             # A copy further down is no better than a read that may still fail. Whether it does is not looked at: which copies there are

@@ -40,6 +40,7 @@ from .recurrent_state import (
 from .planned_blocks import PlannedBlock
 from .planned_steps import leave_writers, read_planned, take_back
 from .published_tail import forget_copies_of_tail, withdraw_tail
+from .residency_window import end_required, has_window
 from .resize_plan import ResizePlan, TurnPlan, plan_resume
 from .sequence_state import ACTIVE, CLOSED, NO_TIMELINE, SUSPENDED, Arrivals, SequenceState
 from .snapshots import leave_last_state
@@ -285,6 +286,8 @@ def suspend(state: SequenceState) -> None:
     mark = shared.order.mark(state.timeline)
     if state.sharing.twins is not None:
         end_twins(state, mark)
+    if has_window(state):
+        end_required(state)
     for life_cycle in range(shared.num_life_cycles):
         pool_group = storage.pool_group_of[life_cycle]
         for ordinal in range(state.num_blocks):
@@ -309,6 +312,7 @@ def close(state: SequenceState) -> None:
 
     what goes, in this order           and why not later
     pages on their way have arrived    nothing may write into a slot that is free
+    locks, with a residency window     those behind it have none: then all pages go alike
     places as a reader of blocks       the writer's commit would publish for it
     further beams                      they share blocks with beam 0, which tells of the request last
     twins                              the published pages are what is released
@@ -324,6 +328,8 @@ def close(state: SequenceState) -> None:
     shared = state.shared
     shared.guard.begin_change()
     settle_arrivals(state)
+    if has_window(state) and state.status == ACTIVE:
+        suspend(state)
     if state.sharing.planned is not None:
         leave_writers(state)
     close_beams(state, 1)
@@ -373,7 +379,7 @@ def _release_blocks(state: SequenceState, mark: i64) -> None:
     ordinal = state.num_blocks - 1
     while ordinal >= first:
         for life_cycle in range(shared.num_life_cycles):
-            if state.holds_page(life_cycle, ordinal):
+            if state.has_page(life_cycle, ordinal):
                 release_page(state, life_cycle, ordinal, mark)
         if ordinal >= state.num_published:
             release_owner(shared.tree, state.blocks[ordinal])

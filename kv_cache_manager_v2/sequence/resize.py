@@ -19,6 +19,7 @@ from .page_users import cut_blocks, release_page
 from .planned_rules import find_taken_back
 from .planned_steps import take_back
 from .published_tail import take_tail_back
+from .residency_window import end_required, has_window, lock_again
 from .resize_plan import ResizePlan, TurnPlan, ask_priorities, plan_resize, subtract_slots
 from .sequence_state import SequenceState
 from .small_step import stays_within_blocks, try_next_block
@@ -29,6 +30,16 @@ from .window_move import move_windows
 
 def try_resize(state: SequenceState, capacity: i64, history: i64) -> bool:
     """False, and nothing changed, if there is no room. The sequence is active; ``history <= capacity``."""
+    if not has_window(state):
+        return _resize(state, capacity, history)
+    required = end_required(state)
+    if _resize(state, capacity, history):
+        return True
+    lock_again(state, required)
+    return False
+
+
+def _resize(state: SequenceState, capacity: i64, history: i64) -> bool:
     old_num_blocks = state.num_blocks
     is_simple = state.request.is_admitted and not state.has_beams
     if is_simple and stays_within_blocks(state, capacity, history):
@@ -175,7 +186,7 @@ def _add_blocks(state: SequenceState, num_blocks: i64, priorities: list[int], nu
     state.num_blocks = num_blocks
     asked = state.request.priority_callback is not None
     # For the one block that a decode step begins, the lists that a run needs would cost more than they save.
-    if not asked and state.scratch.num_blocks == 0 and num_blocks - old_num_blocks > 1:
+    if not asked and state.scratch.num_blocks == 0 and num_blocks - old_num_blocks > 1 and not has_window(state):
         first_pages = list_first_pages(state.blocks, old_num_blocks, num_blocks)
         for group, table in enumerate(state.tables):
             table.resize(num_blocks)
@@ -192,3 +203,7 @@ def _add_blocks(state: SequenceState, num_blocks: i64, priorities: list[int], nu
                     priority = priorities[(ordinal - old_num_blocks + num_copies) * shared.num_life_cycles + life_cycle]
                 page = state.blocks[ordinal].first_page + life_cycle
                 table.set(ordinal, storage.make_locked_page(page, pool_group, priority, state.timeline))
+            elif state.keeps_page(life_cycle, ordinal):
+                page = state.blocks[ordinal].first_page + life_cycle
+                storage.make_locked_page(page, pool_group, PRIORITY_DEFAULT, state.timeline)
+                storage.unlock(page, pool_group, state.timeline, shared.order.mark(state.timeline))

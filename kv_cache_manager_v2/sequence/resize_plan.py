@@ -208,8 +208,8 @@ def plan_turn(state: SequenceState, copies: list[int], first_written: i64, plan:
     moves_scratch = state.scratch.is_enabled and plan.capacity != state.capacity
     for life_cycle in range(shared.num_life_cycles):
         pool_group = shared.storage.pool_group_of[life_cycle]
-        new_begin = shared.windows.compute_begin(life_cycle, plan.history)
-        turn.needed[pool_group] += shared.windows.count_new_pages(life_cycle, state.num_blocks, plan.num_blocks, new_begin)
+        new_begin = state.request.windows.compute_begin(life_cycle, plan.history)
+        turn.needed[pool_group] += state.request.windows.count_new_pages(life_cycle, state.num_blocks, plan.num_blocks, new_begin)
         if moves_scratch:
             _plan_scratch(turn, life_cycle, plan.capacity, plan.history)
         elif state.scratch.is_out_of(life_cycle, new_begin):
@@ -232,8 +232,9 @@ def list_released(state: SequenceState, plan: ResizePlan, life_cycle: i64) -> li
     """Ordinals of the blocks whose page the sequence releases: behind the window, in the next step's scratch range, behind the end."""
     ordinals: list[int] = []
     kept = state.num_blocks if state.num_blocks < plan.num_blocks else plan.num_blocks
-    new_begin = state.shared.windows.compute_begin(life_cycle, plan.history)
-    _append_held(ordinals, state, life_cycle, state.window_begins[life_cycle], new_begin if new_begin < kept else kept)
+    if state.request.windows.keeps[life_cycle] == 0:
+        new_begin = state.request.windows.compute_begin(life_cycle, plan.history)
+        _append_held(ordinals, state, life_cycle, state.window_begins[life_cycle], new_begin if new_begin < kept else kept)
     if state.scratch.is_enabled and plan.capacity != state.capacity:
         # All of the range is at or after the new window's beginning.
         begin = state.scratch.compute_begin(life_cycle, plan.history, plan.capacity)
@@ -270,8 +271,8 @@ def _plan_scratch(turn: TurnPlan, life_cycle: i64, capacity: i64, history: i64) 
 
 def will_hold_page(state: SequenceState, life_cycle: i64, ordinal: i64, capacity: i64, history: i64) -> bool:
     """Whether that block has a page of the life cycle after the resize."""
-    window_begin = state.shared.windows.compute_begin(life_cycle, history)
-    if state.shared.windows.count_new_pages(life_cycle, ordinal, ordinal + 1, window_begin) == 0:
+    window_begin = state.request.windows.compute_begin(life_cycle, history)
+    if state.request.windows.count_new_pages(life_cycle, ordinal, ordinal + 1, window_begin) == 0:
         return False
     scratch = state.scratch
     if not scratch.is_enabled or capacity == state.capacity or ordinal < scratch.compute_begin(life_cycle, history, capacity):

@@ -9,7 +9,8 @@ Blocks of the sequence, by ordinal:
                            by another owner and pinned by this sequence (`forked_blocks`); or, if ``sharing.planned`` is there,
                            blocks of which some are planned (`planned_blocks`)
 
-For each life cycle ``g`` a block is stale if ``num_sink_blocks[g] <= ordinal < window_begins[g]``, and may be scratch. While the
+For each life cycle ``g`` a block is stale if ``num_sink_blocks[g] <= ordinal < window_begins[g]``, and may be scratch. Behind a
+residency window it is *kept* instead: held, whatever the status, and locked only where `require_blocks` says so. While the
 sequence is SUSPENDED or ACTIVE it holds the page of every other block, while ACTIVE it also locks them and their slots are in
 ``tables[g]``. ``num_committed <= history <= capacity <= num_blocks * tokens_per_block`` at every instant.
 """
@@ -33,7 +34,7 @@ from .priority_callback import PriorityCallback
 from .retention_plan import RetentionPlan
 from .retention_records import NotedBlock
 from .scratch import Scratch
-from .shared_state import NEVER, SharedState
+from .shared_state import NEVER, SharedState, Windows
 from .snapshot_plan import SnapshotPlan
 
 from librt.strings import BytesWriter, write_i32_le
@@ -112,7 +113,7 @@ class Request:
 
     __slots__ = (
         "serial", "id", "scope", "priority_callback", "prompt_length", "kinds", "continues", "is_counted", "given", "given_end",
-        "retention", "is_admitted", "priorities", "copied", "written_end",
+        "retention", "is_admitted", "priorities", "copied", "written_end", "windows",
     )  # fmt: skip
 
     serial: Final[int]
@@ -143,6 +144,8 @@ class Request:
     """Until then, pages of published blocks that it has copied, by life cycle; ``priority``: what they take then, if they have less."""
     written_end: i64
     """What the steps of all lists that were taken have room for: no more is committed. NEVER where the manager copies itself."""
+    windows: Windows
+    """Those of the manager until the caller sets a residency window."""
 
     def __init__(self, serial: int, sequence_id: int, scope: ReuseScope, priority_callback: PriorityCallback | None) -> None:
         self.serial = serial
@@ -311,6 +314,7 @@ class SequenceState:
         self.blocks = []
         self.path_end = UNPINNED
         self.tables = [PageTable() for _ in shared.life_cycles]
+        request.windows = shared.windows
         self.window_begins = shared.windows.least_begins[:]
         self.scratch = Scratch(shared)
         self.stream = stream
@@ -336,6 +340,7 @@ class SequenceState:
         self.path_end = UNPINNED
         for table in self.tables:
             table.resize(0)
+        self.request.windows = self.shared.windows
         self.window_begins = self.shared.windows.least_begins[:]
         self.scratch.clear()
         self.arrivals = Arrivals()
@@ -350,7 +355,7 @@ class SequenceState:
         shared = self.shared
         earliest: i64 = NEVER
         for life_cycle in range(shared.num_life_cycles):
-            move = shared.windows.compute_next_move(life_cycle, self.window_begins[life_cycle])
+            move = self.request.windows.compute_next_move(life_cycle, self.window_begins[life_cycle])
             if move < earliest:
                 earliest = move
         self.next_window_move = earliest
@@ -394,8 +399,17 @@ class SequenceState:
     def holds_page(self, life_cycle: i64, ordinal: i64) -> bool:
         """Whether the sequence holds a page for that block: it is neither stale nor scratch for the life cycle."""
         if ordinal < self.window_begins[life_cycle]:
-            return ordinal < self.shared.windows.num_sink_blocks[life_cycle]
+            return ordinal < self.request.windows.num_sink_blocks[life_cycle]
         return self.scratch.num_blocks == 0 or not self.scratch.contains(life_cycle, ordinal)
+
+    def keeps_page(self, life_cycle: i64, ordinal: i64) -> bool:
+        """Whether that block lies behind a residency window: the sequence holds its page all the same, and does not lock it."""
+        windows = self.request.windows
+        return windows.keeps[life_cycle] != 0 and windows.num_sink_blocks[life_cycle] <= ordinal < self.window_begins[life_cycle]
+
+    def has_page(self, life_cycle: i64, ordinal: i64) -> bool:
+        """Whether the sequence holds a page for that block, behind a residency window or not."""
+        return self.holds_page(life_cycle, ordinal) or self.keeps_page(life_cycle, ordinal)
 
     @property
     def is_further_beam(self) -> bool:

@@ -8,6 +8,7 @@ from mypy_extensions import i64, mypyc_attr
 from ..base.checks import MAX_COUNT
 from ..base.errors import LogicError
 from ..config.manager_config import KVCacheManagerConfig
+from ..config.scratch_reuse_config import SwaScratchReuseConfig
 from ..config.snapshot_policy import SnapshotPolicy
 from ..device.port import Device
 from ..device.stream_order import StreamOrder
@@ -44,13 +45,17 @@ MOST_BLOCKS: Final = 2**24
 class Windows:
     """Which blocks the life cycles keep pages of, by window, sinks and scratch reuse: arithmetic alone."""
 
-    __slots__ = ("num_sink_blocks", "sizes", "least_begins", "has_scratch", "max_rewind_len", "least_scratch_step", "tokens_per_block")
+    __slots__ = (
+        "num_sink_blocks", "sizes", "least_begins", "keeps", "has_scratch", "max_rewind_len", "least_scratch_step", "tokens_per_block"
+    )  # fmt: skip
 
     num_sink_blocks: vec[i64]
     sizes: vec[i64]
     """Per life cycle; UNBOUNDED where there is no window."""
     least_begins: vec[i64]
     """Per life cycle, where the window of an empty sequence begins; NEVER where blocks have no pages."""
+    keeps: vec[i64]
+    """Per life cycle, 1 if the window is a residency window: the sequence still holds what lies behind it."""
     has_scratch: Final[bool]
     """Whether scratch reuse is configured."""
     max_rewind_len: Final[i64]
@@ -58,14 +63,14 @@ class Windows:
     """A step of fewer input tokens has no scratch block in any life cycle."""
     tokens_per_block: Final[i64]
 
-    def __init__(self, life_cycles: LifeCycleRegistry, config: KVCacheManagerConfig) -> None:
+    def __init__(self, life_cycles: list[LifeCycle], scratch_reuse: SwaScratchReuseConfig | None, tokens_per_block: i64) -> None:
         self.num_sink_blocks = vec[i64]([cycle.num_sink_blocks for cycle in life_cycles])
         self.sizes = vec[i64]([UNBOUNDED if cycle.window_size is None else cycle.window_size for cycle in life_cycles])
         self.least_begins = vec[i64]([cycle.num_sink_blocks if cycle.has_page_per_block else NEVER for cycle in life_cycles])
-        scratch_reuse = config.swa_scratch_reuse
+        self.keeps = vec[i64]([0] * len(self.sizes))
         self.has_scratch = scratch_reuse is not None
         self.max_rewind_len = 0 if scratch_reuse is None else scratch_reuse.max_rewind_len
-        self.tokens_per_block = config.tokens_per_block
+        self.tokens_per_block = tokens_per_block
         self.least_scratch_step = self._compute_least_scratch_step()
 
     def _compute_least_scratch_step(self) -> i64:
@@ -97,6 +102,8 @@ class Windows:
         num_sinks = self.num_sink_blocks[life_cycle]
         if end <= begin:
             return 0
+        if self.keeps[life_cycle] != 0:
+            return end - begin
         num_sinks_among = (num_sinks if num_sinks < end else end) - begin
         first = window_begin if window_begin > begin else begin
         count: i64 = 0
@@ -276,7 +283,7 @@ class SharedState:
         self.life_cycles = list(life_cycles)
         self.num_life_cycles = len(life_cycles)
         self.tokens_per_block = config.tokens_per_block
-        self.windows = Windows(life_cycles, config)
+        self.windows = Windows(list(life_cycles), config.swa_scratch_reuse, config.tokens_per_block)
         state_life_cycle = life_cycles.state_life_cycle_id
         self.has_state = state_life_cycle is not None
         self.state_life_cycle = 0 if state_life_cycle is None else state_life_cycle

@@ -72,9 +72,9 @@ def _is_read(state: SequenceState, life_cycle: i64, ordinal: i64, history: i64) 
     """Whether the layers will read that block at that history."""
     if not state.shared.life_cycles[life_cycle].has_page_per_block:
         return False
-    if ordinal < state.shared.windows.num_sink_blocks[life_cycle]:
+    if ordinal < state.request.windows.num_sink_blocks[life_cycle]:
         return True
-    return ordinal >= state.shared.windows.compute_begin(life_cycle, history)
+    return ordinal >= state.request.windows.compute_begin(life_cycle, history)
 
 
 def compact_tree(state: SequenceState, positions: vec[i64], copies: TokenCopies) -> None:

@@ -158,7 +158,7 @@ def count_hits_by_level(state: SequenceState, counts: vec[i64], hits_at: i64) ->
 def count_held_pages(state: SequenceState, life_cycle: i64, begin: i64, end: i64) -> i64:
     """How many of the blocks ``[begin, end)`` the sequence holds a page of."""
     first = state.window_begins[life_cycle]
-    count = state.shared.windows.count_new_pages(life_cycle, begin, end, first)
+    count = state.request.windows.count_new_pages(life_cycle, begin, end, first)
     if state.scratch.num_blocks > 0:
         count -= max(min(state.scratch.ends[life_cycle], end) - max(state.scratch.begins[life_cycle], first, begin), 0)
     return count

@@ -107,7 +107,7 @@ def _count_before(state: SequenceState, bad: list[int]) -> i64:
         for life_cycle in range(shared.num_life_cycles):
             for ordinal in range(one.num_blocks):
                 first = ordinal * shared.tokens_per_block
-                if first < kept and one.holds_page(life_cycle, ordinal) and int(one.blocks[ordinal].first_page + life_cycle) in pages:
+                if first < kept and one.has_page(life_cycle, ordinal) and int(one.blocks[ordinal].first_page + life_cycle) in pages:
                     kept = first
     snapshot = state.recurrent.matched_snapshot
     if snapshot is not None and int(snapshot.first_page + shared.state_life_cycle) in pages and state.recurrent.state_tokens <= kept:

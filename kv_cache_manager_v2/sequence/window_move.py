@@ -7,6 +7,7 @@ from mypy_extensions import i64
 from ..base.ids import BAD_PAGE_INDEX
 from .block_runs import release_evict_first, release_stale
 from .page_users import release_page
+from .residency_window import unlock_passed
 from .sequence_state import SequenceState
 from .twins import end_twins_between
 
@@ -16,8 +17,9 @@ LEAST_SLACK_TOKENS: Final = 512
 def move_windows(state: SequenceState, history: i64, mark: i64, keeps_scratch: bool = False) -> None:
     """Set the history length of an active sequence and release the pages that become stale, and scratch slots whose blocks all are.
 
-    A published out-of-window page is of use only to a prompt that ends just behind it: the next to go. It goes in its
-    turn where prompts are likely to end or to part: where a match did, where the path has branched, and at the end of the prompt.
+    What lies behind a residency window stays held. Else a published out-of-window page is of use only to a prompt that ends just behind it:
+    the next to go. It goes in its turn where prompts are likely to end or to part: where a match did, where the path has branched, and at
+    the end of the prompt.
     """
     state.history = history
     if history < state.next_window_move:
@@ -25,7 +27,7 @@ def move_windows(state: SequenceState, history: i64, mark: i64, keeps_scratch: b
     shared = state.shared
     for life_cycle in range(shared.num_life_cycles):
         begin = state.window_begins[life_cycle]
-        new_begin = shared.windows.compute_begin(life_cycle, history)
+        new_begin = state.request.windows.compute_begin(life_cycle, history)
         if new_begin > begin:
             _release_range(state, life_cycle, begin, new_begin, mark)
             state.window_begins[life_cycle] = new_begin
@@ -38,6 +40,9 @@ def move_windows(state: SequenceState, history: i64, mark: i64, keeps_scratch: b
 def _release_range(state: SequenceState, life_cycle: i64, begin: i64, new_begin: i64, mark: i64) -> None:
     end = new_begin if new_begin < state.num_blocks else state.num_blocks
     table = state.tables[life_cycle]
+    if state.request.windows.keeps[life_cycle] != 0:
+        unlock_passed(state, life_cycle, begin, end, mark)
+        return
     if state.sharing.twins is not None:
         end_twins_between(state, life_cycle, life_cycle + 1, begin, end, mark)
     runs_end = begin

@@ -28,7 +28,7 @@ from .reference_pages import ModelDisagreement, StateDump, state_dump_of
 from .reference_plans import ReferencePlans
 from .reference_room import ReferenceRoom
 from .reference_sequence import ReferenceSequence
-from .reference_tree import Page, Scope, Text
+from .reference_tree import GroupRule, Page, Scope, Text
 from .reference_twins import ReferenceTwin
 
 NO_SNAPSHOT: Final = "no snapshot"
@@ -133,6 +133,19 @@ class ReferenceModel(ReferenceRoom):
         for beam in sequence.beams:
             self.resume(beam, dump)
 
+    def set_window(self, sequence: ReferenceSequence, group: int, window: int | None, num_sink_tokens: int) -> None:
+        """A residency window was set, or taken away."""
+        if window is None:
+            sequence.residency.pop(group, None)
+        else:
+            sequence.residency[group] = GroupRule(window, -(-num_sink_tokens // self.tokens_per_block))
+
+    def require_blocks(self, sequence: ReferenceSequence, group: int, ordinals: Sequence[int]) -> None:
+        """They were locked, and pages may have been evicted for it."""
+        if group in sequence.residency:
+            sequence.required.update([(group, ordinal) for ordinal in ordinals])
+        self._may_all_go = True
+
     def make_room(self) -> None:
         """A call that changes nothing else may have evicted pages."""
         self._may_all_go = True
@@ -146,6 +159,7 @@ class ReferenceModel(ReferenceRoom):
         self.plans.take_back(sequence, 0)
         for beam in list_beams(sequence):
             beam.is_active = False
+        sequence.required = set()
         self.settle_twins()
 
     def _find_taken_back(self, sequence: ReferenceSequence, capacity: int, history: int) -> int:
@@ -170,6 +184,7 @@ class ReferenceModel(ReferenceRoom):
         sequence.leave_shared(num_first_written(sequence, capacity, history, self.tokens_per_block))
         sequence.leave_shared(-(-capacity // self.tokens_per_block))
         sequence.scratch = self._scratch_after_resize(sequence, capacity, history)
+        sequence.required = set()
         sequence.capacity = capacity
         sequence.peak_capacity = max(sequence.peak_capacity, capacity)
         sequence.history = history

@@ -230,10 +230,9 @@ class ReferencePages:
         statuses: dict[Page, str] = {}
         for sequence in self.sequences.values():
             for page in self._published_pages(sequence):
-                if sequence.is_active:
-                    statuses[page] = LOCKED
-                elif page not in statuses:
-                    statuses[page] = HELD
+                statuses.setdefault(page, HELD)
+            for page in self._published_pages(sequence, True):
+                statuses[page] = LOCKED
             snapshot = self.state.held_snapshot(sequence)
             if snapshot is not None:
                 statuses[snapshot] = HELD
@@ -241,13 +240,13 @@ class ReferencePages:
             statuses[page] = LOCKED
         return statuses
 
-    def _published_pages(self, sequence: ReferenceSequence) -> list[Page]:
+    def _published_pages(self, sequence: ReferenceSequence, locked_only: bool = False) -> list[Page]:
         pages: list[Page] = []
         for ordinal in range(self.num_blocks(sequence)):
             node = sequence.node(ordinal)
             if node is not None:
                 for group in range(len(self.rules)):
-                    if self.is_needed(sequence, group, ordinal):
+                    if self.is_locked(sequence, group, ordinal) if locked_only else self.is_needed(sequence, group, ordinal):
                         pages.append((node, group))
         return pages
 
@@ -348,11 +347,22 @@ class ReferencePages:
         return -(-sequence.capacity // self.tokens_per_block)
 
     def is_needed(self, sequence: ReferenceSequence, group: int, ordinal: int) -> bool:
-        """Whether the block has a page for that group: while active, its base page index is valid."""
+        """Whether the sequence holds a page of that group for the block."""
         beg, end = sequence.scratch[group]
         is_scratch = beg <= ordinal < end
         history = max(sequence.history, sequence.passed_history)
         return not is_scratch and not self.rules[group].is_stale(ordinal, history, self.tokens_per_block)
+
+    def is_resident(self, sequence: ReferenceSequence, group: int, ordinal: int) -> bool:
+        """Whether the sequence locks the page that it needs while active: it is not behind a residency window."""
+        rule = sequence.residency.get(group)
+        return rule is None or not rule.is_stale(ordinal, sequence.history, self.tokens_per_block)
+
+    def is_locked(self, sequence: ReferenceSequence, group: int, ordinal: int) -> bool:
+        """Whether the sequence locks a page for the block: its base page index is valid."""
+        if not sequence.is_active or not self.is_needed(sequence, group, ordinal):
+            return False
+        return self.is_resident(sequence, group, ordinal) or (group, ordinal) in sequence.required
 
     def num_scratch_slots(self, sequence: ReferenceSequence, group: int) -> int:
         """The slots that the sequence's scratch blocks share while it is active."""
@@ -382,7 +392,8 @@ class ReferencePages:
             if sequence.is_active or not active_only:
                 count += self.num_scratch_slots(sequence, group)
                 for ordinal in range(self.num_blocks(sequence)):
-                    if sequence.node(ordinal) is None and self.is_needed(sequence, group, ordinal):
+                    is_counted = self.is_locked if active_only else self.is_needed
+                    if sequence.node(ordinal) is None and is_counted(sequence, group, ordinal):
                         private.add(sequence.private_name(ordinal))
         private.update([twin.private_name for twin in self.twins if twin.group == group])
         for lease in self.leases.values():

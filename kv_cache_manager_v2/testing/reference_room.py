@@ -108,10 +108,10 @@ class ReferenceRoom(ReferencePages):
         for group in range(len(self.rules)):
             for ordinal in range(self.num_blocks(sequence)):
                 node = sequence.node(ordinal)
-                if not self.is_needed(sequence, group, ordinal):
+                if not self.is_needed(sequence, group, ordinal) or not self.is_resident(sequence, group, ordinal):
                     continue
                 sharers = list_sharers(self.sequences.values(), sequence, ordinal) if node is None else []
-                is_locked = any([other.is_active and self.is_needed(other, group, ordinal) for other in sharers])
+                is_locked = any([self.is_locked(other, group, ordinal) for other in sharers])
                 is_locked = is_locked or any([lease.has_private(sequence, group, ordinal) for lease in self.leases.values()])
                 if not is_locked and (node is None or (node, group) not in locked):
                     need.newly_locked[group] += 1
@@ -120,6 +120,16 @@ class ReferenceRoom(ReferencePages):
             need.add(group, self._scratch_rules[group].compute_num_slots(sequence.scratch[group]))
         if self.state.group >= 0:
             self.state.count_resume(sequence, need.newly_locked, need.least, need.most)
+        return need
+
+    def slots_to_require(self, sequence: ReferenceSequence, group: int, ordinals: list[int]) -> SlotNeed:
+        """The pages behind a residency window that `require_blocks` locks, and no other sequence does."""
+        need = SlotNeed(len(self.rules))
+        locked = {page for page, status in self._needed_pages().items() if status == LOCKED}
+        for ordinal in set(ordinals):
+            node = sequence.node(ordinal)
+            if not self.is_locked(sequence, group, ordinal) and (node is None or (node, group) not in locked):
+                need.newly_locked[group] += 1
         return need
 
     def slots_to_resize(self, sequence: ReferenceSequence, capacity: int, history: int) -> SlotNeed:

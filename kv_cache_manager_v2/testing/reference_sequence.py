@@ -5,7 +5,7 @@ from typing import Final, final
 from mypy_extensions import mypyc_attr
 
 from ..base.ids import TokenIdExt
-from .reference_tree import Scope
+from .reference_tree import GroupRule, Scope
 
 
 @final
@@ -21,7 +21,7 @@ class ReferenceSequence:
         "name", "scope", "committed", "history", "capacity", "is_active", "is_committing", "path", "shared_tail",
         "is_matched_tail", "scratch", "adopted", "shared_private", "has_state", "snapshot_node",
         "peak_capacity", "num_matched", "uses_scratch", "beams", "commit_snapshots", "publishes_at_close",
-        "planned", "passed_history", "is_void", "is_retired",
+        "planned", "passed_history", "is_void", "is_retired", "residency", "required",
     )  # fmt: skip
 
     name: Final[int]
@@ -48,6 +48,8 @@ class ReferenceSequence:
     passed_history: int  # the history that it had before it was void: its windows stay there
     is_void: bool  # blocks that it was matched with were taken back
     is_retired: bool  # its epoch has ended: it publishes nothing any more
+    residency: Final[dict[int, GroupRule]]  # by group, its residency window
+    required: set[tuple[int, int]]  # groups and ordinals of blocks behind these, locked until the next resize
     scratch: list[tuple[int, int]]  # by group, the scratch blocks of the present step; (0, 0) for none
 
     def __init__(self, name: int, scope: Scope, num_groups: int) -> None:
@@ -75,6 +77,8 @@ class ReferenceSequence:
         self.passed_history = 0
         self.is_void = False
         self.is_retired = False
+        self.residency = {}
+        self.required = set()
         self.scratch = [(0, 0)] * num_groups
 
     def node(self, ordinal: int) -> int | None:

@@ -220,6 +220,8 @@ CALLS: dict[str, Callable[[Stage], Any]] = {
     "invalidate_reuse_scope": lambda stage: stage.manager.invalidate_reuse_scope(),
     "resume": lambda stage: stage.suspended.resume(stage.streams[0]),
     "prefetch": lambda stage: stage.suspended.prefetch(1),
+    "set_residency_window": lambda stage: stage.suspended.set_residency_window(0, None),
+    "require_blocks": lambda stage: stage.active.require_blocks(0, [0]),
     "suspend": lambda stage: stage.active.suspend(),
     "close": lambda stage: stage.active.close(),
     "resize": lambda stage: stage.active.resize(20, 6),

@@ -70,6 +70,8 @@ GROWS: Final[dict[str, dict[str, str]]] = {
         "KVCache.beam_width=": "each page is shared",
         "KVCache.take_changed_blocks": "a new sequence's blocks have all changed",
         "KVCache.committed_tokens (property)": "a list of them",
+        "KVCache.get_block_levels": "an entry a block",
+        "KVCache.get_block_slots": "an entry a block",
     },
     "cached blocks": {
         "KVCacheManager.shutdown": "each cached block is dropped",

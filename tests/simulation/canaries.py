@@ -757,4 +757,19 @@ CANARIES = (
         "above.num_pins -= 1",
         "pass",
     ),
+    # -- residency windows --------------------------------------------------------------------------------------------
+    Canary(
+        "required block is not brought up",
+        "sequence/residency_window.py",
+        "require",
+        "wanted.add(page, storage.rows.level(page), pool_group, storage.rows.is_queued(page))",
+        "pass",
+    ),
+    Canary(
+        "what was required stays locked after the resize",
+        "sequence/residency_window.py",
+        "end_required",
+        "shared.storage.unlock(page, shared.storage.pool_group_of[life_cycle], state.timeline, mark)",
+        "pass",
+    ),
 )

@@ -40,7 +40,7 @@ def decode(run: RunState, random: Random) -> None:
 
 def _may_decode(sequence: SimulatedSequence) -> bool:
     model = sequence.model
-    return model.is_active and not model.uses_scratch and len(sequence.other_texts) == 0
+    return model.is_active and not model.uses_scratch and len(sequence.other_texts) == 0 and len(model.residency) == 0
 
 
 def _step_once(

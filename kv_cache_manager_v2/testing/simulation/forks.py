@@ -46,6 +46,8 @@ def fork_sequence(
     forked = model.fork(sequence.model, name)
     text, to_compute = list(sequence.text), list(sequence.to_compute)
     child = SimulatedSequence(name, handle, forked, text, to_compute, sequence.max_committed)
+    child.has_shared = True
+    sequence.has_shared = True
     child.num_computed = sequence.num_computed
     child.state_tokens = sequence.state_tokens
     child.prompt_length = sequence.prompt_length

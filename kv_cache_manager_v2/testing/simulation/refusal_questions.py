@@ -27,7 +27,7 @@ class Question:
 
 def ask_before_resize(run: RunState, sequence: SimulatedSequence, capacity: int, history: int) -> Question | None:
     """None where the device may fail, and the call with it."""
-    if run.scenario.fault_share > 0.0:
+    if run.scenario.fault_share > 0.0 or len(sequence.model.residency) > 0:
         return None
     before = _traces(run)
     question = Question(sequence.handle.find_refusal(capacity, history))
@@ -39,7 +39,8 @@ def ask_before_batch(
     run: RunState, handles: Sequence[KVCache], capacities: Sequence[int], histories: Sequence[int]
 ) -> Question | None:
     """The same for `resize_batch`."""
-    if run.scenario.fault_share > 0.0:
+    windowed = {one.handle.id for one in run.sequences if len(one.model.residency) > 0}
+    if run.scenario.fault_share > 0.0 or any([handle.id in windowed for handle in handles]):
         return None
     before = _traces(run)
     question = Question(run.manager.find_refusal(handles, capacities, histories))

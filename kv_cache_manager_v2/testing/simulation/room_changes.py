@@ -36,8 +36,12 @@ def _resize_only(run: RunState, sequence: SimulatedSequence, capacity: int, hist
         return False
     needs = run.model.slots_of_beams_to_resize(sequence.model, capacity, history)
     passed = sequence.handle.resize(capacity, history)
+    required = sequence.model.required
+    sequence.model.required = set()
     run.judge.judge_turns(f"resize of sequence {sequence.name} to ({capacity}, {history})", needs, passed)
-    if passed:
+    if not passed:
+        sequence.model.required = required
+    else:
         run.model.resize(sequence.model, capacity, history, run.manager.describe())
     return passed
 

@@ -46,6 +46,7 @@ from .rare_scenarios import (
     fragment,
     is_fragmented,
 )
+from .residency_scenario import blocks_of_prompts, draw_residency, has_residency, leave_room_below
 from .sharing_scenario import draw_decoding, draw_planning, draw_sharing
 from .state_scenario import add_state
 
@@ -110,7 +111,7 @@ class Scenario:
         "seed", "config", "granularity_bytes", "actions", "num_streams", "max_sequences", "max_tokens", "vocabulary",
         "digest_share", "max_kept_texts", "max_cut", "commits_at_once", "max_event_entries", "steps_per_event_check", "fault_share",
         "spares_writes", "grows_trees", "fills_pages", "is_large", "share_of_repeated",
-        "steps_per_invariants", "max_step_blocks", "codec",
+        "steps_per_invariants", "max_step_blocks", "codec", "has_residency",
     )  # fmt: skip
 
     seed: Final[int]
@@ -142,6 +143,8 @@ class Scenario:
     steps_per_invariants: Final[int]
     max_step_blocks: Final[int]
     """Blocks of a chunk of a prompt."""
+    has_residency: Final[bool]
+    """Many sequences have residency windows."""
     share_of_repeated: Final[float]
     """The share of prompts that begin like an earlier one."""
 
@@ -166,6 +169,9 @@ class Scenario:
         elif bends is not BRIMFUL and not self.grows_trees:
             config = make_external(config, seed)
         config = draw_settings(_divide_into_equal_slots(config, seed), seed)
+        self.has_residency = len(bends) == 0 and not self.grows_trees and not config.is_external and has_residency(seed)
+        if self.has_residency:
+            config = leave_room_below(config)
         self.config = config
         self.codec = draw_codec(config, seed)
         self.num_streams = random.choice((1, 2, 3, 5, 8))
@@ -176,6 +182,8 @@ class Scenario:
             max_blocks = draw_large_blocks(seed)
         elif bends is CHUNKED:
             max_blocks = CHUNKED_PROMPT_BLOCKS
+        elif self.has_residency:
+            max_blocks = blocks_of_prompts(seed)
         self.max_step_blocks = CHUNKED_STEP_BLOCKS if bends is CHUNKED else _STEP_BLOCKS
         self.max_tokens = self.config.tokens_per_block * (brimful_blocks(seed) if bends is BRIMFUL else max_blocks)
         vocabulary = random.choice((2, 4, 1000))
@@ -192,17 +200,25 @@ class Scenario:
         }
         if len(bends) == 0:
             weights = draw_lopsided(seed, weights)
-        kinds = draw_sharing(random.choices(list(weights), list(weights.values()), k=num_actions), seed)
-        kinds = draw_decoding(kinds, seed, self.fault_share > 0.0)
-        kinds = draw_planning(kinds, seed, self.fault_share > 0.0, any(isinstance(layer, SsmLayerConfig) for layer in self.config.layers))
-        if self.config.is_external:
-            refused = COPYING if self.config.takes_no_copies else COPYING[1:]
-            kinds = ["copying" if kind in refused else kind for kind in kinds]
+        kinds = self._replace_some(random.choices(list(weights), list(weights.values()), k=num_actions))
         self.actions = [Action(kind, int(random.random() * 1_000_000_000)) for kind in kinds]
         listening = Random(2 * seed + 1)  # its own random numbers: a listener changes nothing else
         self.max_event_entries = 100_000 if bends is BRIMFUL else listening.choice((0, 3, 100_000))
         self.steps_per_event_check = LARGE_STEPS_PER_CHECK if self.is_large else listening.choice((1, 1, 5))
         self.steps_per_invariants = LARGE_STEPS_PER_CHECK if self.is_large else 1
+
+    def _replace_some(self, kinds: list[str]) -> list[str]:
+        """Actions that came later, with random numbers of their own."""
+        kinds = draw_sharing(kinds, self.seed)
+        kinds = draw_decoding(kinds, self.seed, self.fault_share > 0.0)
+        has_state = any(isinstance(layer, SsmLayerConfig) for layer in self.config.layers)
+        kinds = draw_planning(kinds, self.seed, self.fault_share > 0.0, has_state)
+        if self.has_residency:
+            kinds = draw_residency(kinds, self.seed)
+        if self.config.is_external:
+            refused = COPYING if self.config.takes_no_copies else COPYING[1:]
+            kinds = ["copying" if kind in refused else kind for kind in kinds]
+        return kinds
 
     def make_device(self) -> SimulatedDevice:
         is_external = self.config.is_external

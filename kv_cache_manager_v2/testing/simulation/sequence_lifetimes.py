@@ -10,10 +10,11 @@ from ..reference_pages import ModelDisagreement
 from . import failures
 from .forks import fork_sequence
 from .hints import draw_scope
+from .residency import change_residency
 from .run_state import RunState
 from .simulated_sequence import SimulatedSequence
 from .snapshot_judge import draw_positions
-from .state_checks import check_prompt
+from .state_checks import check_prompt, note_indices, require_indices_stay
 from .text_source import draw_token_container
 
 
@@ -61,6 +62,8 @@ def _create_one(run: RunState, scope: ReuseScope, text: tuple[TokenIdExt, ...], 
     sequence.given_end = num_matched
     sequence.snapshot_positions = positions
     run.sequences.append(sequence)
+    if run.scenario.has_residency:
+        change_residency(run, sequence, random)
     if random.random() < 0.6:
         resume(run, sequence, random)
     return sequence
@@ -93,6 +96,15 @@ def resume(run: RunState, sequence: SimulatedSequence, random: Random) -> None:
 def find_hint(sequence: SimulatedSequence) -> bool | None:
     """What the caller says of a sequence: it is said, or not, by its tokens, and right or wrong by chance."""
     return (None, True, False)[len(sequence.text) % 3]
+
+
+def stop_committing(run: RunState, sequence: SimulatedSequence, random: Random) -> None:
+    before = note_indices(run.model, sequence)
+    sequence.handle.stop_committing(find_hint(sequence))
+    require_indices_stay("stop_committing", sequence, before)
+    run.model.stop_committing(sequence.model, run.manager.describe())
+    run.record_early_copies()
+    run.drops.plan(sequence, run.manager, run.model, random)
 
 
 def close(run: RunState, sequence: SimulatedSequence) -> None:

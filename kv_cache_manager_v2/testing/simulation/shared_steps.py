@@ -68,6 +68,7 @@ def _create(run: RunState, scope: ReuseScope, text: tuple[TokenIdExt, ...]) -> S
     run.num_planned_tokens += num_planned
     sequence = SimulatedSequence(name, handle, model, list(text[:num_matched]), list(text[num_matched:]), run.scenario.max_tokens * 1000)
     sequence.prompt_length = len(text)
+    sequence.has_shared = True
     run.sequences.append(sequence)
     run.check()
     return sequence

@@ -21,12 +21,12 @@ from .decode_steps import decode
 from .hints import give_hint
 from .level_changes import change_level, prefetch
 from .misuse import misuse_copies, misuse_manager, misuse_sequence
+from .residency import change_residency, is_refused_by_window
 from .room_changes import give_buffer, move_history, rewind, toggle_scratch
 from .run_state import RunState
 from .scenario import Action, Scenario
-from .sequence_lifetimes import abandon, clear, close, create, find_hint, fork, resume
+from .sequence_lifetimes import abandon, clear, close, create, fork, resume, stop_committing
 from .shared_steps import share_step
-from .state_checks import note_indices, require_indices_stay
 from .steps import commit, step, step_batch
 
 
@@ -187,6 +187,9 @@ class SimulatedRun:
         if kind == "close" and sequence.num_unfinished > 0 and random.random() < 0.7:
             return False
         run.num_performed += 1
+        sequence.has_shared = sequence.has_shared or kind in ("lend", "beams")
+        if is_refused_by_window(sequence, kind):
+            return True
         if kind == "resume":
             resume(run, sequence, random)
         elif kind == "prefetch":
@@ -203,18 +206,15 @@ class SimulatedRun:
             sequence.handle.suspend()
             run.model.suspend(sequence.model)
         elif kind == "stop_committing":
-            before = note_indices(run.model, sequence)
-            sequence.handle.stop_committing(find_hint(sequence))
-            require_indices_stay("stop_committing", sequence, before)
-            run.model.stop_committing(sequence.model, run.manager.describe())
-            run.record_early_copies()
-            run.drops.plan(sequence, run.manager, run.model, random)
+            stop_committing(run, sequence, random)
         elif kind == "close":
             close(run, sequence)
         elif kind == "abandon":
             abandon(run, sequence)
         elif kind == "fork":
             fork(run, sequence)
+        elif kind == "residency":
+            change_residency(run, sequence, random)
         elif kind == "lend":
             if len(sequence.other_texts) == 0:
                 run.leases.lend(sequence, random)

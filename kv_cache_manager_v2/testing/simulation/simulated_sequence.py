@@ -21,7 +21,7 @@ class SimulatedSequence:
 
     __slots__ = (
         "name", "model", "max_committed", "text", "to_compute", "buffers", "num_computed", "state_tokens", "prompt_length",
-        "snapshot_positions", "other_texts", "told_indices", "given", "given_end", "_handle",
+        "snapshot_positions", "other_texts", "told_indices", "given", "given_end", "has_shared", "_handle",
     )  # fmt: skip
 
     name: Final[int]
@@ -45,6 +45,8 @@ class SimulatedSequence:
     """Lengths at which the user asked for a snapshot of the recurrent state."""
     told_indices: dict[int, list[int]]
     """By layer group, the base page indices when `take_changed_blocks` was asked last."""
+    has_shared: bool
+    """Whether blocks of it were forked, lent or planned."""
     _handle: KVCache | None
 
     def __init__(
@@ -71,6 +73,7 @@ class SimulatedSequence:
         self.snapshot_positions = []
         self.other_texts = []
         self.told_indices = {}
+        self.has_shared = False
 
     @property
     def handle(self) -> KVCache:

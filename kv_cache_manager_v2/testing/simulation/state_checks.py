@@ -98,7 +98,7 @@ def _check_facts(model: ReferenceModel, sequence: SimulatedSequence) -> None:
 def _check_entries(model: ReferenceModel, expected: ReferenceSequence, group: int, entries: list[int]) -> None:
     num_blocks = model.num_blocks(expected)
     valid = [entry != BAD_PAGE_INDEX for entry in entries]
-    wanted = [expected.is_active and model.is_needed(expected, group, ordinal) for ordinal in range(num_blocks)]
+    wanted = [model.is_locked(expected, group, ordinal) for ordinal in range(num_blocks)]
     if valid != wanted:
         raise ModelDisagreement(
             f"base page indices of group {group} of sequence {expected.name} at history {expected.history}, capacity "

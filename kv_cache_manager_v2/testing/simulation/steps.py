@@ -9,6 +9,7 @@ from .beams import commit_of_beams
 from .commits import commit_batch, commit_some
 from .draft_trees import grow_tree, may_grow_tree
 from .refusal_questions import ask_before_batch, ask_before_resize, judge_answer, judge_answer_of_batch
+from .residency import require_all
 from .room_changes import fits_buffers, least_history, least_state_capacity
 from .run_state import RunState
 from .simulated_sequence import SimulatedSequence
@@ -25,12 +26,15 @@ def step(run: RunState, sequence: SimulatedSequence, random: Random) -> None:
     passed = sequence.handle.resize(capacity, history)
     require_indices_stay("resize", sequence, before)
     judge_answer(run, question, passed)
+    required = sequence.model.required
+    sequence.model.required = set()
     run.judge.judge_turns(f"resize of sequence {sequence.name} to ({capacity}, {history})", needs, passed)
     if not passed:
+        sequence.model.required = required
         run.num_refused += 1
         return
     run.model.resize(sequence.model, capacity, history, run.manager.describe())
-    if run.scenario.grows_trees and may_grow_tree(sequence, num_tokens):
+    if run.scenario.grows_trees and len(sequence.model.residency) == 0 and may_grow_tree(sequence, num_tokens):
         grow_tree(run.manager, run.engine, run.model, run.texts, sequence, num_tokens, random)
         run.record_early_copies()
         return
@@ -70,10 +74,13 @@ def step_batch(run: RunState, random: Random) -> None:
         _num_tokens, capacity, history = draws[position]
         needs = run.model.slots_of_beams_to_resize(sequence.model, capacity, history)
         call = f"resize_batch, sequence {sequence.name} to ({capacity}, {history})"
+        required = sequence.model.required
+        sequence.model.required = set()
         run.judge.judge_turns(call, needs, position < count)
         if position < count:
             run.model.resize(sequence.model, capacity, history, dump)
         else:
+            sequence.model.required = required
             run.num_refused += 1
     if count > 0:
         run_kernels(run, batch[:count], [draw[0] for draw in draws[:count]], random)
@@ -113,7 +120,8 @@ def _draw_step(run: RunState, sequence: SimulatedSequence, random: Random) -> tu
 
 def run_kernels(run: RunState, sequences: list[SimulatedSequence], num_tokens: list[int], random: Random) -> None:
     steps: list[Step] = []
-    for sequence, count in zip(sequences, num_tokens):
+    is_there = [require_all(run, sequence) for sequence in sequences]
+    for sequence, count in [one for one, is_whole in zip(zip(sequences, num_tokens), is_there) if is_whole]:
         if sequence.model.uses_scratch:
             sequence.take_back(sequence.model.history, random.random() < 0.5)
         inputs = sequence.to_compute[:count]
@@ -122,7 +130,8 @@ def run_kernels(run: RunState, sequences: list[SimulatedSequence], num_tokens: l
             inputs.append(run.texts.draw_token(random))
         steps.append(_make_step(run, sequence, inputs, random))
         sequence.num_computed = max(sequence.num_computed, len(sequence.text))
-    run.engine.execute(steps)
+    if len(steps) > 0:
+        run.engine.execute(steps)
 
 
 def _make_step(run: RunState, sequence: SimulatedSequence, inputs: list[TokenIdExt], random: Random) -> Step:

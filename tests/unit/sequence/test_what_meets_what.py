@@ -65,7 +65,7 @@ REFUSALS = {
 
 def test_all_that_is_refused_is_tried_here() -> None:
     assert {place for place, cell in cells().items() if "refused" in cell} == set(REFUSALS)
-    assert len(cells()) == 13 * 7 and all(cells().values())
+    assert len(cells()) == 14 * 7 and all(cells().values())
 
 
 @pytest.mark.parametrize("place", REFUSALS)
