@@ -17,7 +17,9 @@ import kv_cache_manager_v2
 from .source_tree import ROOT, project_files
 
 # Of pytest, mypy, vLLM, AIPerf, cibuildwheel.
-FOREIGN_OPTIONS = {"--pdb", "--strict", "--scheduler-cls", "--additional-config", "--target", "--num-sessions", "--platform"}
+FOREIGN_OPTIONS = {
+    "--pdb", "--strict", "--scheduler-cls", "--kv-transfer-config", "--additional-config", "--target", "--num-sessions", "--platform"
+}  # fmt: skip
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md")])
 
 
