@@ -1,4 +1,4 @@
-"""What the real devices share: ranges of three tiers with a table each, and the files and threads of the DISK tier.
+"""What devices with memory share: ranges of three tiers with a table each, and the files and threads of the DISK tier.
 
 Every address is checked against the tables before anything happens. A device says how memory of the other two tiers is reserved and
 mapped, and how the work of the disk is followed, by overriding the first few methods.
@@ -39,6 +39,10 @@ class RangedDevice(Device):
 
     # -- what a device defines ----------------------------------------------------------------------------------------
 
+    def _is_file(self, tier: CacheTier) -> bool:
+        """Whether the ranges of that tier are files; the methods below are asked for the memory of the others."""
+        return tier == CacheTier.DISK
+
     def _reserve(self, tier: CacheTier, num_bytes: int) -> int:
         return reserve_addresses(num_bytes, self._host_ranges.granularity_bytes)
 
@@ -55,12 +59,10 @@ class RangedDevice(Device):
         """A range of DISK is about to be reserved."""
 
     def _poll_disk(self) -> None:
-        """Record what the threads of the disk have done."""
-        raise NotImplementedError("RangedDevice._poll_disk is for subclasses to define")
+        """Record what the threads of the disk have done, where there are any."""
 
     def _drain_disk(self) -> None:
-        """Block until the threads of the disk have done everything."""
-        raise NotImplementedError("RangedDevice._drain_disk is for subclasses to define")
+        """Block until the threads of the disk have done everything, where there are any."""
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
@@ -85,7 +87,7 @@ class RangedDevice(Device):
         self._prepare_disk()
         return self._disk_ranges.reserve(path, num_bytes)
 
-    def file_port(self) -> FilePort:
+    def file_port(self) -> FilePort | None:
         return self._disk_ranges.port
 
     def reserve_durable_range(self, path: str, num_bytes: int, watch: SlotWatch) -> int:
@@ -104,7 +106,7 @@ class RangedDevice(Device):
 
     def release_range(self, tier: CacheTier, address: int, num_bytes: int) -> None:
         self._require_open()
-        if tier == CacheTier.DISK:
+        if self._is_file(tier):
             self._disk_ranges.release(address, num_bytes)
             return
         ranges = self._ranges(tier)
@@ -114,7 +116,7 @@ class RangedDevice(Device):
 
     def map_memory(self, tier: CacheTier, address: int, num_bytes: int) -> None:
         self._require_open()
-        if tier == CacheTier.DISK:
+        if self._is_file(tier):
             self._disk_ranges.map(address, num_bytes)
             return
         reserved = self._ranges(tier).require_unmapped(address, num_bytes)
@@ -125,7 +127,7 @@ class RangedDevice(Device):
         self._require_open()
         # The caller has made sure that no work touches these bytes. A thread that does would crash, and a GPU may wait for a thread.
         self._drain_disk()
-        if tier == CacheTier.DISK:
+        if self._is_file(tier):
             self._disk_ranges.unmap(address, num_bytes)
             self._workers.transfers.rescued.forget_unmapped(address, num_bytes)
             return

@@ -94,9 +94,6 @@ class RaceDetector:
 
     # -- operations of the host ---------------------------------------------------------------------------------------
 
-    def mapped_bytes(self, beg: int, end: int) -> int:
-        return self._shadow.mapped_bytes(beg, end)
-
     def record_map(self, beg: int, end: int) -> None:
         self._log.add(self._begin_host_operation("map", beg, end - beg, True))
         self._shadow.map(beg, end)

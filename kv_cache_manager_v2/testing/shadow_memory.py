@@ -69,16 +69,6 @@ class ShadowMemory:
 
     # -- mapping ------------------------------------------------------------------------------------------------------
 
-    def mapped_bytes(self, beg: int, end: int) -> int:
-        """How many bytes of ``[beg, end)`` are mapped."""
-        total = 0
-        position = max(bisect_right(self._begs, beg) - 1, 0)
-        while position < len(self._segments) and self._segments[position].beg < end:
-            segment = self._segments[position]
-            total += max(min(segment.end, end) - max(segment.beg, beg), 0)
-            position += 1
-        return total
-
     def map(self, beg: int, end: int) -> None:
         """Map ``[beg, end)``, none of it mapped so far, as unwritten memory."""
         position = bisect_left(self._begs, beg)

@@ -25,12 +25,15 @@ from ..base.errors import LogicError, OutOfMemoryError, StorageIOError
 from ..base.given import Given
 from ..base.ids import CacheTier
 from ..device.copy_log import CopyLog
-from ..device.port import CopyBatch, Device, HostKernel, MemoryAccess
+from ..device.file_port import FilePort
+from ..device.port import CopyBatch, HostKernel, MemoryAccess
+from ..device.ranged_device import RangedDevice
+from ..device.slot_watch import SlotWatch
 from .faults import FaultPlan
 from .race_detector import RaceDetector
 from .race_error import RaceError
 from .simulated_disks import SimulatedDisks, make_disk_error
-from .simulated_memory import MAPPED_POISON, UNMAPPED_POISON, AddressRange, AddressRanges
+from .simulated_memory import MAPPED_POISON, UNMAPPED_POISON, AddressRanges
 from .stream_operation import (
     CopyOperation,
     FillOperation,
@@ -51,7 +54,7 @@ _POLL_PROGRESS: Final = 0.25
 
 @final
 @mypyc_attr(native_class=True)
-class SimulatedDevice(Device):
+class SimulatedDevice(RangedDevice):
     """The race-detecting device; see the module's docstring. One thread only; the seed decides everything that is left open.
 
     ``eager``: True runs each operation as soon as it is legal, False only when a call waits for it, None draws how
@@ -59,22 +62,20 @@ class SimulatedDevice(Device):
     """
 
     __slots__ = (
-        "seed", "faults", "_detector", "_disks", "_events", "_free_stream_handles", "_granularity_bytes", "_held_events",
-        "_is_closed", "_limit_bytes", "_mapped_bytes", "_next_event", "_next_stream", "_num_host_waits", "_queues",
-        "_random", "_ranges", "_scheduler", "_total_bytes", "_is_external", "_log",
+        "seed", "faults", "_detector", "_disks", "_events", "_free_stream_handles", "_held_events", "_limit_bytes", "_mapped_bytes",
+        "_next_event", "_next_stream", "_num_host_waits", "_queues", "_random", "_memory", "_scheduler", "_total_bytes", "_is_external",
+        "_log",
     )  # fmt: skip
 
     seed: Final[int]
     faults: Final[FaultPlan]
     _random: Final[Random]
-    _is_closed: bool
     _is_external: Final[bool]
     _log: CopyLog | None
-    _granularity_bytes: Final[int]
     _total_bytes: Final[int]
     _limit_bytes: Final[list[int]]  # by tier
     _mapped_bytes: Final[list[int]]  # by tier
-    _ranges: Final[AddressRanges]
+    _memory: Final[AddressRanges]
     _disks: Final[SimulatedDisks]
     _detector: Final[RaceDetector]
     _scheduler: Final[StreamScheduler]
@@ -103,19 +104,18 @@ class SimulatedDevice(Device):
         log_length = int(to_count(log_length, "log_length"))
         if granularity_bytes < 1 or granularity_bytes & (granularity_bytes - 1) != 0:
             raise ValueError(f"granularity_bytes is {granularity_bytes}; it must be a power of two")
+        super().__init__(granularity_bytes, granularity_bytes, None, 1)
         self.seed = seed
         self.faults = FaultPlan()
         self._random = Random(seed)
-        self._is_closed = False
         self._is_external = to_bool(is_external, "is_external")
         self._log = None
-        self._granularity_bytes = granularity_bytes
         self._total_bytes = total_bytes
         self._limit_bytes = [total_bytes for _tier in _TIERS]
         self._mapped_bytes = [0 for _tier in _TIERS]
-        self._ranges = AddressRanges()
+        self._memory = AddressRanges()
         self._disks = SimulatedDisks()
-        self._detector = RaceDetector(self._ranges, log_length)
+        self._detector = RaceDetector(self._memory, log_length)
         self._scheduler = StreamScheduler(self._random, is_eager)
         self._queues = {_DEFAULT_STREAM: self._scheduler.add_stream(_DEFAULT_STREAM, self._detector.host_clock)}
         self._free_stream_handles = []
@@ -141,35 +141,36 @@ class SimulatedDevice(Device):
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
-    def granularity_bytes(self, tier: CacheTier) -> int:
-        self._require_tier(tier)
-        return self._granularity_bytes
-
     def total_bytes(self, tier: CacheTier) -> int:
-        self._require_tier(tier)
         return self._total_bytes
 
-    def reserve_range(self, tier: CacheTier, num_bytes: int) -> int:
-        self._require_open()
-        self._require_tier(tier)
-        if tier == CacheTier.DISK:
-            raise ValueError("a range of DISK needs a folder; use reserve_disk_range")
-        self._validate_num_bytes(num_bytes)
+    def _is_file(self, tier: CacheTier) -> bool:
+        return False
+
+    def _reserve(self, tier: CacheTier, num_bytes: int) -> int:
         self.faults.count_call("reserve")
-        return self._ranges.reserve(tier, num_bytes, self._granularity_bytes).address
+        return self._memory.reserve(tier, num_bytes, self._gpu_ranges.granularity_bytes).address
 
     def reserve_disk_range(self, path: str, num_bytes: int) -> int:
         """Reserve a range without a file: a disk is one more tier of memory here, and ``path`` a name in errors."""
         self._require_open()
-        self._validate_num_bytes(num_bytes)
-        self.faults.count_call("reserve")
-        address = self._ranges.reserve(CacheTier.DISK, num_bytes, self._granularity_bytes).address
+        table = self._ranges(CacheTier.DISK)
+        table.validate_num_bytes(num_bytes)
+        address = self._reserve(CacheTier.DISK, num_bytes)
+        table.add(address, num_bytes)
         self._disks.add(address, path)
         return address
 
+    def file_port(self) -> FilePort | None:
+        return None
+
+    def reserve_durable_range(self, path: str, num_bytes: int, watch: SlotWatch) -> int:
+        raise ValueError(f"{self.name} has no durable disk tier")
+
     def disk_failure(self, address: int) -> StorageIOError | None:
         self._require_open()
-        return self._disks.failure_of(self._require_disk_range(address).address)
+        self._ranges(CacheTier.DISK).require_reserved(address)
+        return self._disks.failure_of(self._memory.range_of(address).address)
 
     def take_failed_reads(self) -> list[StorageIOError]:
         self._require_open()
@@ -177,29 +178,15 @@ class SimulatedDevice(Device):
         self._disks.failed_reads = []
         return taken
 
-    def release_range(self, tier: CacheTier, address: int, num_bytes: int) -> None:
-        self._require_open()
-        address_range = self._require_range(tier, address, num_bytes)
-        if address_range.address != address or address_range.num_bytes != num_bytes:
-            raise LogicError(
-                f"[{address:#x}, {address + num_bytes:#x}) is a part of {address_range.describe()}; release it whole"
-            )
-        mapped_bytes = self._detector.mapped_bytes(address, address + num_bytes)
-        if mapped_bytes > 0:
-            raise LogicError(f"{mapped_bytes} bytes of {address_range.describe()} are still mapped; unmap them first")
+    def _release(self, tier: CacheTier, address: int, num_bytes: int) -> None:
+        address_range = self._memory.range_of(address)
         self._detector.note_release(address_range)
-        self._ranges.release(address_range)
+        address_range.release()
         if tier == CacheTier.DISK:
             self._disks.remove(address)
         self._scheduler.run_some()
 
-    def map_memory(self, tier: CacheTier, address: int, num_bytes: int) -> None:
-        self._require_open()
-        self._require_range(tier, address, num_bytes)
-        end = address + num_bytes
-        mapped_bytes = self._detector.mapped_bytes(address, end)
-        if mapped_bytes > 0:
-            raise LogicError(f"{mapped_bytes} bytes of [{address:#x}, {end:#x}) are mapped already; unmap them first")
+    def _map(self, tier: CacheTier, address: int, num_bytes: int) -> None:
         self.faults.count_call("map")
         used_bytes = self._mapped_bytes[tier]
         if used_bytes + num_bytes > self._limit_bytes[tier]:
@@ -208,19 +195,13 @@ class SimulatedDevice(Device):
                 " lower the tier's quota"
             )
         self._mapped_bytes[tier] = used_bytes + num_bytes
-        self._detector.record_map(address, end)
+        self._detector.record_map(address, address + num_bytes)
         ctypes.memset(address, MAPPED_POISON, num_bytes)
         self._scheduler.run_some()
 
-    def unmap_memory(self, tier: CacheTier, address: int, num_bytes: int) -> None:
-        self._require_open()
-        self._require_range(tier, address, num_bytes)
-        end = address + num_bytes
-        mapped_bytes = self._detector.mapped_bytes(address, end)
-        if mapped_bytes != num_bytes:
-            raise LogicError(f"of [{address:#x}, {end:#x}) only {mapped_bytes} bytes are mapped; unmap those")
+    def _unmap(self, tier: CacheTier, address: int, num_bytes: int) -> None:
         self.faults.count_call("unmap")
-        self._detector.record_unmap(address, end)
+        self._detector.record_unmap(address, address + num_bytes)
         self._mapped_bytes[tier] -= num_bytes
         ctypes.memset(address, UNMAPPED_POISON, num_bytes)
         self._scheduler.run_some()
@@ -336,8 +317,6 @@ class SimulatedDevice(Device):
         """`copy_batch` in memory that the engine has here itself."""
         self._require_open()
         queue = self._queue(stream)
-        self._require_tier(batch.dst_tier)
-        self._require_tier(batch.src_tier)
         count = int(batch.count)
         num_bytes = int(batch.num_bytes)
         if num_bytes < 1:
@@ -388,15 +367,14 @@ class SimulatedDevice(Device):
         """Close, as the port says; runs all queued work, held or not, and raises a kernel's error if it was not raised yet."""
         if self._is_closed:
             return
-        if self._ranges.num_reserved > 0:
-            raise LogicError(f"{self._ranges.num_reserved} address ranges are still reserved; release them first")
+        self._require_released()
         for event in self._held_events.values():
             event.is_held = False
         for queue in self._queues.values():
             queue.is_held = False
         self._scheduler.run_steps(-1)
         self._is_closed = True
-        self._ranges.close()
+        self._memory.close()
         self._scheduler.raise_any_failure()
 
     # -- beyond the port ----------------------------------------------------------------------------------------------
@@ -501,22 +479,19 @@ class SimulatedDevice(Device):
             reason = self.faults.take_failure("disk_read")
             if reason is not None:
                 address = operation.src_addresses[0]
-                path = self._disks.path_of(self._require_disk_range(address).address)
+                path = self._disks.path_of(self._memory.range_of(address).address)
                 operation.read_error = make_disk_error(path, address, operation.num_bytes, False, reason)
                 operation.disks = self._disks
         if dst_tier == CacheTier.DISK:
             reason = self.faults.take_failure("disk_write")
             if reason is not None:
                 address = operation.dst_addresses[0]
-                beg = self._require_disk_range(address).address
+                beg = self._memory.range_of(address).address
                 operation.write_error = make_disk_error(
                     self._disks.path_of(beg), address, operation.num_bytes, True, reason
                 )
                 operation.disks = self._disks
                 operation.disk_range = beg
-
-    def _require_disk_range(self, address: int) -> AddressRange:
-        return self._ranges.require(CacheTier.DISK, address, 1)
 
     def _enqueue(self, queue: StreamQueue, operation: Operation) -> None:
         queue.operations.append(operation)
@@ -536,10 +511,6 @@ class SimulatedDevice(Device):
             raise LogicError(f"there is no event {event}: it was never recorded, or was released")
         return found
 
-    def _require_open(self) -> None:
-        if self._is_closed:
-            raise LogicError("the simulated device is closed")
-
     def _require_memory(self, work: str) -> None:
         if self._is_external:
             raise LogicError(f"{work} on a simulated device whose memory is the engine's; give is_external=False")
@@ -547,14 +518,3 @@ class SimulatedDevice(Device):
     def _require_tier(self, tier: CacheTier) -> None:
         if tier not in _TIERS:
             raise ValueError(f"the simulated device has no {tier.name}; it has GPU_MEM, HOST_MEM and DISK")
-
-    def _validate_num_bytes(self, num_bytes: int) -> None:
-        if num_bytes <= 0 or num_bytes % self._granularity_bytes != 0:
-            raise ValueError(f"{num_bytes} bytes: it must be a positive multiple of {self._granularity_bytes}")
-
-    def _require_range(self, tier: CacheTier, address: int, num_bytes: int) -> AddressRange:
-        self._require_tier(tier)
-        self._validate_num_bytes(num_bytes)
-        if address % self._granularity_bytes != 0:
-            raise ValueError(f"address {address:#x} is no multiple of {self._granularity_bytes}")
-        return self._ranges.require(tier, address, num_bytes)

@@ -16,7 +16,7 @@ from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
-from ..base.errors import LogicError, OutOfMemoryError
+from ..base.errors import OutOfMemoryError
 from ..base.ids import CacheTier
 
 MAPPED_POISON: Final = 0xA5
@@ -75,30 +75,23 @@ class AddressRange:
 @final
 @mypyc_attr(native_class=True)
 class AddressRanges:
-    """Every range ever reserved: ``reserved + released = all``, and ranges never overlap."""
+    """Every range ever reserved; ranges never overlap."""
 
-    __slots__ = ("_addresses", "_ranges", "num_reserved")
+    __slots__ = ("_addresses", "_ranges")
 
     _addresses: Final[list[int]]
     _ranges: Final[list[AddressRange]]
-    num_reserved: int
 
     def __init__(self) -> None:
         self._addresses = []
         self._ranges = []
-        self.num_reserved = 0
 
     def reserve(self, tier: CacheTier, num_bytes: int, alignment: int) -> AddressRange:
         address_range = AddressRange(tier, num_bytes, alignment)
         position = bisect_right(self._addresses, address_range.address)
         self._addresses.insert(position, address_range.address)
         self._ranges.insert(position, address_range)
-        self.num_reserved += 1
         return address_range
-
-    def release(self, address_range: AddressRange) -> None:
-        address_range.release()
-        self.num_reserved -= 1
 
     def find(self, address: int) -> AddressRange | None:
         """The range that contains this address, released or not."""
@@ -108,16 +101,10 @@ class AddressRanges:
         address_range = self._ranges[position]
         return address_range if address < address_range.end() else None
 
-    def require(self, tier: CacheTier, address: int, num_bytes: int) -> AddressRange:
-        """The reserved range of that tier that contains these bytes; `LogicError` without one."""
+    def range_of(self, address: int) -> AddressRange:
+        """The range that contains this address, which is in one."""
         address_range = self.find(address)
-        if address_range is None or address_range.is_released:
-            end = address + num_bytes
-            raise LogicError(f"[{address:#x}, {end:#x}) is not in a reserved range; reserve_range first")
-        if address_range.tier != tier:
-            raise LogicError(f"{address:#x} is in {address_range.describe()}, not in one of {tier.name}")
-        if address + num_bytes > address_range.end():
-            raise LogicError(f"{num_bytes} bytes at {address:#x} reach beyond {address_range.describe()}")
+        assert address_range is not None, f"{address:#x} is in no range"
         return address_range
 
     def close(self) -> None:
@@ -125,4 +112,3 @@ class AddressRanges:
             address_range.close()
         self._ranges.clear()
         self._addresses.clear()
-        self.num_reserved = 0
