@@ -17,3 +17,8 @@ def draw_codec(config: KVCacheManagerConfig, seed: int) -> ReversingCodec | None
         return None
     random = Random(179 * seed + 71)
     return ReversingCodec(random.choice((0, 1, 16, 64))) if random.random() < _SHARE_OF_SCENARIOS else None
+
+
+def draw_fault_share(seed: int) -> float:
+    """Of a world with a codec: other worlds with failures of the device end on a disk."""
+    return Random(181 * seed + 73).choice((0.0, 0.0, 0.05, 0.15))

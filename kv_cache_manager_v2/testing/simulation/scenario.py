@@ -30,7 +30,7 @@ from .large_worlds import (
     draw_large_fault_share,
     is_large,
 )
-from .packed_scenario import draw_codec
+from .packed_scenario import draw_codec, draw_fault_share
 from .policy_scenario import draw_policies, draw_settings
 from .rare_scenarios import (
     BRIMFUL,
@@ -156,13 +156,13 @@ class Scenario:
         # Mostly no faults, so that refusals can be judged strictly. Drawn apart, like everything that was added later.
         self.is_large = is_large(seed)
         fault_share = Random(7 * seed + 4).choice((0.0, 0.0, 0.0, 0.05, 0.15))
-        self.fault_share = draw_large_fault_share(seed) if self.is_large else fault_share
+        fault_share = draw_large_fault_share(seed) if self.is_large else fault_share
         drawn = _draw_config(random)
-        bends = LARGE_FACTORS if self.is_large else choose_bends(seed, self.fault_share > 0.0)
+        bends = LARGE_FACTORS if self.is_large else choose_bends(seed, fault_share > 0.0)
         self.grows_trees = bends is not CHUNKED and grows_trees(seed)
-        self.spares_writes = self.fault_share > 0.0 and len(bends) > 0
+        self.spares_writes = fault_share > 0.0 and len(bends) > 0
         config = _bend_config(drawn, seed, bends, self.grows_trees)
-        if self.fault_share > 0.0:
+        if fault_share > 0.0:
             config = end_on_disk(config)
             if is_fragmented(seed):
                 config = fragment(config)
@@ -174,6 +174,7 @@ class Scenario:
             config = leave_room_below(config)
         self.config = config
         self.codec = draw_codec(config, seed)
+        self.fault_share = fault_share if self.codec is None else draw_fault_share(seed)
         self.num_streams = random.choice((1, 2, 3, 5, 8))
         max_sequences = random.choice((2, 4, 8, 12))
         self.max_sequences = 1 + seed % 2 if bends is BRIMFUL or bends is CHUNKED else max_sequences
