@@ -126,6 +126,8 @@ class Load:
     parts: tuple[tuple[int, int], ...]
     """An id, and how many tokens: equal ids are equal tokens."""
     num_new: int
+    priority: int = 0
+    """Lower ones come first."""
 
     def length(self) -> int:
         return sum(count for _, count in self.parts)
@@ -176,11 +178,13 @@ def make_forty() -> list[Load]:
     return loads
 
 
+PRIORITIES: Final = "priorities"
 LOADS: Final = {
     "chat": ("conversation_first_4000.jsonl", 200),
     "agents": ("agents_80_sessions.jsonl", 100),
     "shared prompts": (None, 500),
     "a crowd": (None, 800),
+    PRIORITIES: (None, 800),
 }
 """The trace, if it is one, and how many requests of it."""
 
@@ -194,6 +198,9 @@ def loads_of(name: str, model: Model, limit: int | None) -> list[Load]:
     loads = [load for load in loads if load.length() + load.num_new <= model.max_length][: limit or count]
     if name == "a crowd":
         return [replace(load, at=0.0) for load in loads]
+    if name == PRIORITIES:
+        # Each comes while those before it are served, and one in three before all of them.
+        return [replace(load, at=number * 0.02, priority=-(number % 3)) for number, load in enumerate(loads)]
     seconds = sum(model.step_seconds([(0, load.length())]) for load in loads)
     pace = seconds / BUSY / (loads[-1].at - loads[0].at)
     return [replace(load, at=load.at * pace) for load in loads]
@@ -236,7 +243,10 @@ class Served:
             while coming and coming[0][1].at <= self.now:
                 number, load = coming.popleft()
                 sampling = SamplingParams(temperature=0, max_tokens=load.num_new, ignore_eos=True, detokenize=False)
-                request = Request(str(number), load.tokens(), sampling, None, arrival_time=load.at, block_hasher=self.engine.block_hasher)
+                request = Request(
+                    str(number), load.tokens(), sampling, None, arrival_time=load.at, block_hasher=self.engine.block_hasher,
+                    priority=load.priority,
+                )  # fmt: skip
                 self.arrived[request.request_id] = load.at
                 self.scheduler.add_request(request)
             self._step()
@@ -313,7 +323,7 @@ def run_one(model_name: str, load: str, engine_name: str, is_async: bool, limit:
     shape = Shape(
         layers=model.layers, window=max(model.window, 1), block_size=model.block_size, num_blocks=model.num_blocks(),
         max_model_len=model.max_length, max_step_tokens=model.step_tokens, max_num_seqs=model.max_running, is_async=is_async,
-        element_bytes=1,
+        element_bytes=1, policy="priority" if load == PRIORITIES else "fcfs",
     )  # fmt: skip
     begin = time.perf_counter()
     engine = make_scheduler(shape, engine_name)
