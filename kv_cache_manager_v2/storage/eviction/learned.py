@@ -27,6 +27,7 @@ from .page_notes import (
     STATUS_MASK,
     UNKNOWN,
     USES_MASK,
+    between,
     in_segment,
     in_use,
     segment_of_note,
@@ -131,7 +132,7 @@ class LearnedQueue(RequestRuns):
         self.records.note_pushed(passed)
         segment = self._find_described(description >> _USES_BITS & TRAITS_MASK, self._rows.priority(page), passed > 0)
         self._notes.set(page, in_use(uses if uses < MOST_USES else MOST_USES, 0, False))
-        self._put_in(segment, self._alone(page), 0, 1)
+        self._put_in(segment, page)
 
     def push_first(self, page: i64) -> None:
         note = self._notes.get(page)
@@ -165,7 +166,6 @@ class LearnedQueue(RequestRuns):
         self._free_if_empty(segment)
 
     def hold_run(self, pages: vec[i64], count: i64) -> None:
-        notes = self._notes.notes
         begin: i64 = 0
         while begin < count:
             segment = self._leave(pages[begin])
@@ -173,12 +173,9 @@ class LearnedQueue(RequestRuns):
             if segment != NO_SEGMENT:
                 # The page that has left is no example of passing.
                 self.records.pass_buckets(segment)
-                end = self._notes.end_of_segment(segment, IN_SEGMENT, pages, end, count)
+                end = self._notes.change_run(in_segment(segment, 0), between(segment), pages, begin, count)
                 if begin + 1 < end:
                     self.remove_run(segment, pages, begin + 1, end)
-                for position in range(begin, end):
-                    entry: int = i64(notes[pages[position]]) - IN_SEGMENT + MOVING
-                    notes[pages[position]] = entry
                 self.records.note_left(segment, end - begin)
             begin = end
 
@@ -190,7 +187,7 @@ class LearnedQueue(RequestRuns):
             segment = self._held_segment(pages[begin])
             end = begin + 1
             if segment != NO_SEGMENT:
-                end = self._notes.end_of_segment(segment, MOVING, pages, begin, count)
+                end = self._notes.change_run(between(segment), between(segment), pages, begin, count)
                 num_held[int(segment)] = num_held.get(int(segment), 0) + int(end - begin)
             ends = append(ends, end)
             begin = end
@@ -239,7 +236,7 @@ class LearnedQueue(RequestRuns):
                 begin += 1
                 continue
             segment = segment_of_note(note)
-            end = self._notes.end_of_segment(segment, IN_SEGMENT, pages, begin, count)
+            end = self._notes.change_run(in_segment(segment, 0), in_segment(segment, 0), pages, begin, count)
             self.remove_run(segment, pages, begin, end)
             for position in range(begin, end):
                 notes[pages[position]] = UNKNOWN
@@ -275,34 +272,31 @@ class LearnedQueue(RequestRuns):
         note = self._notes.get(pages[begin])
         segment = segment_of_note(note)
         if self._table.is_used(segment):
-            end = self._notes.end_of_segment(segment, MOVING, pages, begin, count)
+            end = self._notes.change_run(between(segment), between(segment), pages, begin, count)
             self.records.note_come(segment, end - begin)
-            self._join_like(segment, pages, begin, end)
+            while begin < end:
+                behind = begin + 1
+                while behind < end and self._rows.priority(pages[behind]) == self._rows.priority(pages[begin]):
+                    behind += 1
+                goal = self._find_like(segment, pages[begin])
+                self.add(goal, pages, begin, behind)
+                begin = self._notes.change_run(between(segment), in_segment(goal, 0), pages, begin, behind)
             return end
         # Forgotten meanwhile.
         self._notes.set(pages[begin], in_use(uses_of_note(note), 0, False))
         self.push(pages[begin])
         return begin + 1
 
-    def _join_like(self, segment: i64, pages: vec[i64], begin: i64, end: i64) -> None:
-        """``pages[begin:end]`` into that segment, or those of this queue and their priorities that are as old and as likely to come back.
-        No request has used them."""
+    def _find_like(self, segment: i64, page: i64) -> i64:
+        """That segment, or one of this queue and the page's priority that is as old and as likely to come back: no request has used the
+        page."""
         self._learn_return()
-        while begin < end:
-            priority = self._rows.priority(pages[begin])
-            behind = begin + 1
-            while behind < end and self._rows.priority(pages[behind]) == priority:
-                behind += 1
-            self._put_in(self.records.find_copy(segment, self._number, priority), pages, begin, behind)
-            begin = behind
+        return self.records.find_copy(segment, self._number, self._rows.priority(page))
 
-    def _put_in(self, segment: i64, pages: vec[i64], begin: i64, end: i64) -> None:
-        """``pages[begin:end]`` into a segment of this queue, as its last ones, used as often as they were."""
-        self.add(segment, pages, begin, end)
-        notes = self._notes.notes
-        for position in range(begin, end):
-            entry: int = in_segment(segment, uses_of_note(i64(notes[pages[position]])))
-            notes[pages[position]] = entry
+    def _put_in(self, segment: i64, page: i64) -> None:
+        """Into a segment of this queue, as its last one, used as often as it was."""
+        self.add(segment, self._alone(page), 0, 1)
+        self._notes.set(page, in_segment(segment, uses_of_note(self._notes.get(page))))
 
     def forget(self, page: i64) -> None:
         if not self.records.all_learn:
@@ -320,7 +314,7 @@ class LearnedQueue(RequestRuns):
             super().push(page)
             return
         segment = self._leave(page)
-        self._join_like(segment, self._alone(page), 0, 1)
+        self._put_in(self._find_like(segment, page), page)
         self._free_if_empty(segment)
 
     def defer(self, page: i64, below: i64) -> None:
@@ -339,7 +333,7 @@ class LearnedQueue(RequestRuns):
         if segment == NO_SEGMENT and is_below_first:
             super().push(page)
         else:
-            self._join_like(segment if is_below_first else segment_of_note(below_note), self._alone(page), 0, 1)
+            self._put_in(self._find_like(segment if is_below_first else segment_of_note(below_note), page), page)
         self._free_if_empty(segment)
 
     def stands_first(self, page: i64) -> bool:
@@ -386,7 +380,7 @@ class LearnedQueue(RequestRuns):
                 return False
             self._leave(page)
             self._free_if_empty(segment)
-        self._put_in(goal, self._alone(page), 0, 1)
+        self._put_in(goal, page)
         return True
 
     def _first(self, is_dropped: bool) -> i64:

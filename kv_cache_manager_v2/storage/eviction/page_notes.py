@@ -26,6 +26,7 @@ USES_SHIFT: Final = 2
 USES_MASK: Final = 63
 SEGMENT_SHIFT: Final = 8
 MOST_SEGMENTS: Final = (1 << 23) - 1
+_ALL_USES: Final = USES_MASK << USES_SHIFT
 AGE_SHIFT: Final = 8
 AGE_MASK: Final = 15
 BRANCH_BIT: Final = 1 << 12
@@ -65,14 +66,17 @@ class PageNotes(RowColumn):
     def get(self, page: i64) -> i64:
         return i64(self.notes[page])
 
-    def end_of_segment(self, segment: i64, status: i64, pages: vec[i64], begin: i64, count: i64) -> i64:
-        """How far the pages from ``begin`` on have that status, and the segment."""
+    def change_run(self, old: i64, new: i64, pages: vec[i64], begin: i64, count: i64) -> i64:
+        """How far the pages from ``begin`` on have the note ``old``, but for their uses; that is ``new`` now, with the same uses."""
         notes = self.notes
         end = begin
         while end < count:
             note = i64(notes[pages[end]])
-            if note & STATUS_MASK != status or segment_of_note(note) != segment:
+            if note & ~_ALL_USES != old:
                 break
+            if new != old:
+                entry: int = note - old + new
+                notes[pages[end]] = entry
             end += 1
         return end
 
@@ -84,6 +88,11 @@ class PageNotes(RowColumn):
 
 def in_segment(segment: i64, uses: i64) -> i64:
     return (segment << SEGMENT_SHIFT) | (uses << USES_SHIFT) | IN_SEGMENT
+
+
+def between(segment: i64) -> i64:
+    """The note of a page of the segment that is between two queues, or held, but for its uses."""
+    return (segment << SEGMENT_SHIFT) | MOVING
 
 
 def in_use(uses: i64, age: i64, is_branch: bool) -> i64:
