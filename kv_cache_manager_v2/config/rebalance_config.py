@@ -14,7 +14,7 @@ class RebalanceConfig(ConfigValue):
 
     - ``threshold``: the missing share of a pool group's slots that calls for an adjustment.
     - ``cool_down_seconds``: of `advance_clock`, between two adjustments.
-    - ``min_samples``: samples of the mix needed before an adjustment; every `create_kv_cache` takes one.
+    - ``min_samples``: samples of the mix needed before an adjustment; every sequence takes one with its first `resize` that succeeds.
     - ``smoothing``: the weight of one sample in the running mean, above 0 and at most 1.
     """
 

@@ -599,8 +599,6 @@ class KVCacheManager(Handle):
         if request.priority_callback is not None:
             request.priorities = residency.ask_matched_priorities(state, found.match)
             shared.uses_priorities = True
-        if request.is_counted:
-            self._levels.sample_demand()
         text = b"" if packed is None else packed
         shared.guard.begin_change()
         residency.hold_match(state, found.match, self._matches.planned)

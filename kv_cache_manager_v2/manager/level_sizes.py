@@ -15,7 +15,7 @@ from ..layout.slot_layout import SlotLayout
 from ..sequence.beams import list_beams
 from ..sequence.level_resizing import find_leased_beyond, resize_level
 from ..sequence.sequence_state import SequenceState
-from ..sequence.shared_state import SharedState
+from ..sequence.shared_state import DemandSampler, SharedState
 from ..stats.demand import Demand
 from ..storage.decision_digest import NUM_SLOTS
 from ..storage.pool_resizer import PoolResizer
@@ -31,7 +31,7 @@ _TRIES: Final = 12
 
 @final
 @mypyc_attr(native_class=True)
-class LevelSizes:
+class LevelSizes(DemandSampler):
     __slots__ = ("_shared", "_open_sequences", "_config", "_layout", "_quotas", "_demand", "_last_adjustment_us")
 
     _shared: Final[SharedState]
@@ -45,6 +45,7 @@ class LevelSizes:
 
     def __init__(self, shared: SharedState, open_sequences: OpenSequences, config: KVCacheManagerConfig) -> None:
         self._shared = shared
+        shared.traffic.demand = self
         self._open_sequences = open_sequences
         self._config = config
         self._layout = shared.storage.layout
@@ -140,7 +141,7 @@ class LevelSizes:
             _logger.warning("level %d keeps the shares of its pool groups: %s", level, str(refused))
             return False
 
-    def sample_demand(self) -> None:
+    def sample(self) -> None:
         """Record the slots that counted sequences need now: all that are neither free, nor droppable, nor used by others alone."""
         storage = self._shared.storage
         not_counted = self._open_sequences.not_counted()

@@ -1,7 +1,7 @@
 """The admission of a sequence: a resize has given it room for its first tokens, so what it has found is a use.
 
 Until then it has only looked: it holds the pages, and if it closes they are as they were, but for their place among equals. Eviction
-policies, priorities and the statistics hear of it here, once.
+policies, priorities, the placement of snapshots, the mix by which quotas are divided and the statistics hear of it here, once.
 """
 
 from librt.vecs import vec
@@ -32,7 +32,15 @@ def use_found(state: SequenceState) -> None:
 
 def admit(state: SequenceState) -> None:
     """The sequence has its room."""
-    state.request.is_admitted = True
+    shared = state.shared
+    request = state.request
+    request.is_admitted = True
+    learned = shared.recurrent.learned_placement
+    if learned is not None and request.to_learn is not None:
+        learned.observe(request.to_learn)
+        request.to_learn = None
+    if request.is_counted and shared.traffic.demand is not None:
+        shared.traffic.demand.sample()
     if state.counters is not None:
         record_request(state, state.counters)
 

@@ -127,21 +127,30 @@ class ScopeFacts:
 
 @final
 @mypyc_attr(native_class=True)
-class PromptPlace:
-    """Where a prompt leaves the tree, as `observe` has found it."""
+class PromptLook:
+    """A prompt that was looked up, and where it leaves the tree; nothing is learned of it before `LearnedPlacement.observe`."""
 
-    __slots__ = ("scope", "num_tokens", "branch_kind", "end_kind")
+    __slots__ = ("scope", "packed", "num_tokens", "known_blocks", "extends", "branch_kind", "end_kind", "offers")
 
     scope: Final[ReuseScope]
+    packed: Final[bytes]
     num_tokens: Final[int]
+    known_blocks: Final[i64]
+    extends: Final[bool]
     branch_kind: Final[int]
     end_kind: Final[int]
+    offers: Final[list[tuple[int, int]]]
+    """What a snapshot would save at each of the places that it may leave one at, and how long it would stay."""
 
-    def __init__(self, scope: ReuseScope, num_tokens: int, branch_kind: int, end_kind: int) -> None:
+    def __init__(self, scope: ReuseScope, packed: bytes, known_blocks: i64, extends: bool, branch_kind: int, end_kind: int) -> None:
         self.scope = scope
-        self.num_tokens = num_tokens
+        self.packed = packed
+        self.num_tokens = len(packed) // TOKEN_BYTES
+        self.known_blocks = known_blocks
+        self.extends = extends
         self.branch_kind = branch_kind
         self.end_kind = end_kind
+        self.offers = []
 
 
 @final
@@ -193,37 +202,43 @@ class LearnedPlacement:
 
     # -- learning -----------------------------------------------------------------------------------------------------
 
-    def observe(self, scope: ReuseScope, packed: bytes, known_blocks: i64, extends: bool) -> PromptPlace:
-        """Learn from a prompt of which the tree knows so many blocks; ``extends``: the path goes on no other way there."""
-        facts = self._take_facts(scope)
-        length: i64 = len(packed) // TOKEN_BYTES // self._tokens_per_block
+    def look(self, scope: ReuseScope, packed: bytes, known_blocks: i64, extends: bool) -> PromptLook:
+        """Where a prompt of which the tree knows so many blocks leaves it; ``extends``: the path goes on no other way there."""
+        mark = self._marks.get(self._key_of(packed, known_blocks), 0) if known_blocks > 0 else 0
+        branch_kind = AMID_PATH if mark & _PROMPT_END == 0 else AT_PROMPT_END
+        continues = known_blocks > 0 and (extends or (branch_kind == AT_PROMPT_END and mark & _WAS_LEFT == 0))
+        return PromptLook(scope, packed, known_blocks, extends, branch_kind, END_OF_CONTINUED if continues else END_OF_NEW)
+
+    def observe(self, prompt: PromptLook) -> None:
+        """Learn from a prompt: there is room for it."""
+        packed = prompt.packed
+        known_blocks = prompt.known_blocks
+        extends = prompt.extends
+        # Others may have been observed since it was looked up.
+        place = self.look(prompt.scope, packed, known_blocks, extends)
+        continues = place.end_kind == END_OF_CONTINUED
+        facts = self._take_facts(prompt.scope)
+        length: i64 = prompt.num_tokens // self._tokens_per_block
         self._num_requests += 1
         self._num_recent += 1
         self._num_new_blocks += int(length - known_blocks)
-        branch_kind = AMID_PATH
-        continues = False
         parts_first = False
         if known_blocks > 0:
             mark = self._visit(packed, known_blocks, 0 if extends else _WAS_LEFT)
-            parts_first = not extends and mark & _WAS_LEFT == 0
-            end_mark = mark
-            if mark & _PROMPT_END != 0:
-                branch_kind = AT_PROMPT_END
-            elif extends:
-                end_mark = self._find_prompt_end(packed, known_blocks - 1)
-            continues = extends or (branch_kind == AT_PROMPT_END and parts_first)
+            parts_first = not extends and not continues and mark & _WAS_LEFT == 0
             if continues:
+                end_mark = mark
+                if extends and mark & _PROMPT_END == 0:
+                    end_mark = self._find_prompt_end(packed, known_blocks - 1)
                 self._record_continuation(facts, end_mark, extends)
-                parts_first = False
             if not extends:
-                self._record_branch(facts.places[branch_kind], mark)
+                self._record_branch(facts.places[place.branch_kind], mark)
         facts.depths.record(known_blocks, length, parts_first)
         if length > 0:
             self._visit(packed, length, _PROMPT_END | _CONTINUED if continues else _PROMPT_END)
-        end_kind = END_OF_CONTINUED if continues else END_OF_NEW
-        facts.places[end_kind].num_places += 1
+        facts.places[place.end_kind].num_places += 1
         self._refresh(facts)
-        return PromptPlace(scope, len(packed) // TOKEN_BYTES, branch_kind, end_kind)
+        self._offers.extend(prompt.offers)
 
     def _take_facts(self, scope: ReuseScope) -> ScopeFacts:
         facts = self._scopes.pop(scope, None)
@@ -338,7 +353,7 @@ class LearnedPlacement:
 
     # -- placing ------------------------------------------------------------------------------------------------------
 
-    def list_positions(self, prompt: PromptPlace, matched: i64, branch: i64, at_prompt_end: bool, at_branches: bool) -> list[int] | None:
+    def list_positions(self, prompt: PromptLook, matched: i64, branch: i64, at_prompt_end: bool, at_branches: bool) -> list[int] | None:
         """The lengths at which a prompt leaves snapshots; None while too little is known of its scope.
 
         ``matched``: the tokens whose state it begins with. ``branch``: as of `StateMatch`.
@@ -354,15 +369,15 @@ class LearnedPlacement:
         for at, depth in enumerate(facts.depths.chosen):
             if begin < depth * size <= prompt.num_tokens:
                 savings = facts.depths.savings[at] * SAVINGS_SCALE * size // (PRICE_UNITS * stay)
-                if self._offer(savings, stay):
+                if self._offer(prompt, savings, stay):
                     positions.append(depth * size)
         at_branch = int(branch) if at_branches else 0
         end = 0
         if at_prompt_end:
-            end = self._choose_end(facts.places[prompt.end_kind], prompt.num_tokens, begin, positions)
+            end = self._choose_end(prompt, facts.places[prompt.end_kind], begin, positions)
         place = facts.places[prompt.branch_kind]
         gap = at_branch - _find_before(positions, begin, at_branch)
-        takes_branch = gap > 0 and self._pays(place, place.num_uses, gap)
+        takes_branch = gap > 0 and self._pays(prompt, place, place.num_uses, gap)
         if end > 0:
             place = facts.places[prompt.end_kind]
             if takes_branch:
@@ -375,28 +390,30 @@ class LearnedPlacement:
             positions.append(at_branch)
         return positions
 
-    def _choose_end(self, place: PlaceFacts, num_tokens: int, begin: int, positions: list[int]) -> int:
+    def _choose_end(self, prompt: PromptLook, place: PlaceFacts, begin: int, positions: list[int]) -> int:
         """The end of the prompt, or the last block boundary before it; 0 if neither pays."""
+        num_tokens = prompt.num_tokens
         boundary = num_tokens // int(self._tokens_per_block) * int(self._tokens_per_block)
         to_boundary = (place.num_uses + 1) * (boundary - _find_before(positions, begin, boundary))
         to_end = (place.num_whole + 1) * (num_tokens - _find_before(positions, begin, num_tokens))
         if to_end >= to_boundary:
             gap = num_tokens - _find_before(positions, begin, num_tokens)
-            return num_tokens if gap > 0 and self._pays(place, place.num_whole, gap) else 0
+            return num_tokens if gap > 0 and self._pays(prompt, place, place.num_whole, gap) else 0
         gap = boundary - _find_before(positions, begin, boundary)
-        return boundary if gap > 0 and self._pays(place, place.num_uses, gap) else 0
+        return boundary if gap > 0 and self._pays(prompt, place, place.num_uses, gap) else 0
 
     def _savings_of(self, place: PlaceFacts, num_uses: int, gap: int) -> int:
         stay = place.count_stay(self._unknown_wait(), self._longest_stay)
         # One use of one more place, so that a kind of which nothing is known is tried.
         return (num_uses + 1) * gap * SAVINGS_SCALE // ((place.num_places + 1) * stay)
 
-    def _pays(self, place: PlaceFacts, num_uses: int, gap: int) -> bool:
-        return self._offer(self._savings_of(place, num_uses, gap), place.count_stay(self._unknown_wait(), self._longest_stay))
+    def _pays(self, prompt: PromptLook, place: PlaceFacts, num_uses: int, gap: int) -> bool:
+        stay = place.count_stay(self._unknown_wait(), self._longest_stay)
+        return self._offer(prompt, self._savings_of(place, num_uses, gap), stay)
 
-    def _offer(self, savings: int, stay: int) -> bool:
-        """Whether a snapshot pays; the price will be set by this one too."""
-        self._offers.append((savings, stay))
+    def _offer(self, prompt: PromptLook, savings: int, stay: int) -> bool:
+        """Whether a snapshot pays; once the prompt is observed, the price will be set by this one too."""
+        prompt.offers.append((savings, stay))
         return savings >= self.price
 
 

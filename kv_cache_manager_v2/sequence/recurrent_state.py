@@ -25,7 +25,7 @@ from ..stats.page_counters import PageCounters
 from ..storage.page_bytes import clear_page, copy_page
 from ..storage.page_queues import put_back
 from .admission import note_copied
-from .learned_placement import AMID_PATH, END_OF_NEW, PromptPlace
+from .learned_placement import AMID_PATH, END_OF_NEW, PromptLook
 from .page_arrivals import lock_page
 from .sequence_state import NO_TIMELINE, SequenceState
 from .snapshot_plan import SnapshotPlan
@@ -39,7 +39,7 @@ def live_block(state: SequenceState, position: i64) -> Block:
 def begin_with(state: SequenceState, found: StateMatch, packed: bytes, prompt_length: int, positions: list[int], is_new: bool) -> None:
     """Hold the snapshot that the match has found, and plan the sequence's own: ``positions`` and what the policy says.
 
-    ``packed``: the tokens that were to be matched. ``is_new``: the prompt is one more to learn from.
+    ``packed``: the tokens that were to be matched. ``is_new``: the prompt is one more to learn from, once there is room for it.
     """
     shared = state.shared
     storage = shared.storage
@@ -56,10 +56,11 @@ def begin_with(state: SequenceState, found: StateMatch, packed: bytes, prompt_le
     learned = shared.recurrent.learned_placement
     chosen: list[int] | None = None
     if learned is not None:
-        place = PromptPlace(state.request.scope, num_input_tokens, AMID_PATH, END_OF_NEW)
+        look = PromptLook(state.request.scope, packed, 0, False, AMID_PATH, END_OF_NEW)
         if is_new:
-            place = learned.observe(state.request.scope, packed, found.known_blocks, found.extends)
-        chosen = learned.list_positions(place, found.state_tokens, found.branch_tokens, policy.at_prompt_end, policy.at_branches)
+            look = learned.look(state.request.scope, packed, found.known_blocks, found.extends)
+            state.request.to_learn = look
+        chosen = learned.list_positions(look, found.state_tokens, found.branch_tokens, policy.at_prompt_end, policy.at_branches)
     if chosen is not None:
         planned.update(chosen)
     else:

@@ -28,6 +28,7 @@ from ..stats.usage_counters import SequenceCounters
 from ..storage.eviction.segment_traits import NO_HINT
 from .given_tokens import GivenTokens
 from .kind_ranges import KindRanges
+from .learned_placement import PromptLook
 from .page_table import PageTable
 from .planned_blocks import PlannedLinks
 from .priority_callback import PriorityCallback
@@ -113,7 +114,7 @@ class Request:
 
     __slots__ = (
         "serial", "id", "scope", "priority_callback", "prompt_length", "kinds", "continues", "is_counted", "given", "given_end",
-        "retention", "is_admitted", "priorities", "copied", "written_end", "windows",
+        "retention", "is_admitted", "priorities", "copied", "to_learn", "written_end", "windows",
     )  # fmt: skip
 
     serial: Final[int]
@@ -142,6 +143,8 @@ class Request:
     """Until then, of the pages that it has found: what the callback said of them."""
     copied: Final[list[tuple[NotedBlock, int]]]
     """Until then, pages of published blocks that it has copied, by life cycle; ``priority``: what they take then, if they have less."""
+    to_learn: PromptLook | None
+    """Until then, its prompt, where snapshots are placed by what earlier ones came back for."""
     written_end: i64
     """What the steps of all lists that were taken have room for: no more is committed. NEVER where the manager copies itself."""
     windows: Windows
@@ -162,6 +165,7 @@ class Request:
         self.is_admitted = False
         self.priorities = None
         self.copied = []
+        self.to_learn = None
         self.written_end = 0
 
     def fork(self, serial: int, sequence_id: int, priority_callback: PriorityCallback | None) -> "Request":

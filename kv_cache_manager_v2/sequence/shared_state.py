@@ -1,5 +1,6 @@
 """The state that all sequences of one manager share: storage, tree, matcher, the model's life cycles and a few settings."""
 
+from abc import ABCMeta, abstractmethod
 from typing import Final, final
 
 from librt.vecs import vec
@@ -158,12 +159,25 @@ class RecurrentRules:
         self.has_warned_of_snapshots = False
 
 
+@mypyc_attr(native_class=True)
+class DemandSampler(metaclass=ABCMeta):
+    """Who keeps the mix of pages that sequences need."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def sample(self) -> None:
+        """A sequence has got room."""
+
+
 @final
 @mypyc_attr(native_class=True)
 class Traffic:
     """Pages that move between levels, and the slots that are made free for others."""
 
-    __slots__ = ("mover", "room_count", "room", "onboarding", "early_copies", "takes_no_copies", "is_external", "first_written_end")
+    __slots__ = (
+        "mover", "room_count", "room", "onboarding", "early_copies", "takes_no_copies", "is_external", "first_written_end", "demand",
+    )  # fmt: skip
 
     mover: Final[PageMover]
     room_count: Final[RoomCount]
@@ -176,6 +190,8 @@ class Traffic:
     """As in the configuration."""
     first_written_end: Final[i64]
     """Of a sequence before a list of copies was taken: `SequenceState.written_end`."""
+    demand: DemandSampler | None
+    """None until the manager is whole."""
 
     def __init__(self, storage: PageStorage, mover: PageMover, config: KVCacheManagerConfig) -> None:
         self.mover = mover
@@ -188,6 +204,7 @@ class Traffic:
         self.takes_no_copies = config.takes_no_copies
         self.is_external = config.is_external
         self.first_written_end = 0 if config.copy_workers > 0 else NEVER
+        self.demand = None
 
     def require_copies(self, call: str, way_out: str) -> None:
         """`LogicError` where nothing is copied, and the call would."""

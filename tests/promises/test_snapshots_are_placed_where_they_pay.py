@@ -1,13 +1,22 @@
 """With ``SnapshotPolicy(placement="learned")`` prompts leave snapshots of recurrent state where earlier prompts came back, and none
 where they did not; the same calls place the same ones, and where nothing is known they are placed as without it."""
 
+import dataclasses
 from pathlib import Path
 from random import Random
 
 import pytest
 from hybrid_models import STATE_BYTES, Rig, hybrid_config
 
-from kv_cache_manager_v2 import GpuCacheTierConfig, HostDevice, KVCacheManager, KVCacheManagerConfig, ReuseScope, SnapshotPolicy
+from kv_cache_manager_v2 import (
+    EvictionPolicy,
+    GpuCacheTierConfig,
+    HostDevice,
+    KVCacheManager,
+    KVCacheManagerConfig,
+    ReuseScope,
+    SnapshotPolicy,
+)
 from kv_cache_manager_v2.replay.rerun import rerun
 from kv_cache_manager_v2.sequence.learned_placement import LEAST_REQUESTS, NUM_MARKS, NUM_SCOPES
 
@@ -137,16 +146,40 @@ def test_levels_may_be_resized_while_it_learns() -> None:
             manager.check_invariants()
 
 
-def test_a_dummy_teaches_nothing() -> None:
+@pytest.mark.parametrize("num_tries", [0, 3])
+def test_dummies_and_prompts_that_find_no_room_teach_nothing(num_tries: int) -> None:
     answers = []
-    for counts in (True, False):
+    for counts, has_room in ((True, True), (False, True), (True, False)):
         with KVCacheManager(few_states(20, LEARNED), device=HostDevice()) as manager:
             for number in range(100):
-                with manager.create_kv_cache(input_tokens=text(number + 1, 40), count_in_statistics=counts):
-                    pass
+                for attempt in range(num_tries + 1):
+                    with manager.create_kv_cache(input_tokens=text(number + 1, 40), count_in_statistics=counts) as kv_cache:
+                        fits = has_room and attempt == num_tries
+                        assert kv_cache.resume() and kv_cache.resize(1 if fits else 100_000) is fits
             answers.append(serve(manager, text(8888, 41))[1])
     # Nothing came back: prompts that count are known not to.
-    assert answers == [[], [40]]
+    assert answers == [[], [40], [40]]
+
+
+@pytest.mark.parametrize(("policy", "resumes"), [(EvictionPolicy.LRU, True), (EvictionPolicy.LEARNED, False)])
+def test_a_prompt_that_is_tried_again_and_again_counts_once(policy: EvictionPolicy, resumes: bool) -> None:
+    """Chats that go on or end, of which each prompt finds no room five times: the same snapshots, and the same hits."""
+    config = few_states(12, LEARNED)
+    config = dataclasses.replace(config, cache_tiers=[GpuCacheTierConfig(config.cache_tiers[0].quota, policy)])
+    answers: list[list[tuple[int, list[int]]]] = [[], []]
+    for answer, num_tries in zip(answers, (0, 5), strict=True):
+        random = Random(3)
+        with KVCacheManager(config, device=HostDevice()) as manager:
+            chats = [text(number + 1, 30) for number in range(20)]
+            for number in range(200):
+                which = random.randrange(20)
+                for _try in range(num_tries):
+                    with manager.create_kv_cache(input_tokens=chats[which][:-1]) as waiting:
+                        assert not resumes or (waiting.resume() and not waiting.resize(100_000))
+                answer.append(serve(manager, chats[which]))
+                chats[which] = text(1000 + number, 30) if random.random() < 0.3 else chats[which] + text(500 + number, 14)
+            manager.check_invariants()
+    assert answers[0] == answers[1] and sum(found for found, _stops in answers[0]) > 1000
 
 
 def test_a_journal_of_it_runs_again(tmp_path: Path) -> None:

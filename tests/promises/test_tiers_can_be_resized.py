@@ -233,6 +233,12 @@ def test_wrong_arguments() -> None:
         manager.resize(0, 640)
 
 
+def serve_token(manager: KVCacheManager, is_counted: bool = True) -> None:
+    """One look at the mix, where it counts."""
+    with manager.create_kv_cache(count_in_statistics=is_counted) as kv_cache:
+        assert kv_cache.resume() and kv_cache.resize(1)
+
+
 def test_the_quota_moves_to_where_it_is_needed() -> None:
     """Two pool groups share the memory evenly at first; sequences need one page of the first for 8 of the second."""
     layers = [
@@ -252,7 +258,7 @@ def test_the_quota_moves_to_where_it_is_needed() -> None:
         for step in range(40):
             assert kv_cache.resize(4 * step + 4, 4 * step)
         for _sample in range(5):
-            manager.create_kv_cache().close()
+            serve_token(manager)
         assert not manager.need_adjustment  # the cool-down
         manager.advance_clock(10)
         needs: list[bool] = [manager.need_adjustment, manager.adjust()]
@@ -286,12 +292,12 @@ def test_sequences_that_are_not_counted_do_not_steer(with_stats: bool, forks: bo
                 assert dummies[0].resume() and dummies[0].resize(160, 159)
                 dummies += [dummies[0].fork()] if forks else []
                 for _look in range(5):
-                    manager.create_kv_cache(count_in_statistics=False).close()
+                    serve_token(manager, False)
                 assert not manager.need_adjustment and not manager.adjust(), "there was no look at the mix"
             counted = manager.create_kv_cache()
             assert counted.resume() and counted.resize(8)
             for _look in range(9):
-                manager.create_kv_cache().close()
+                serve_token(manager)
             for kv_cache in dummies:
                 kv_cache.close()
             assert manager.need_adjustment == manager.adjust()
@@ -317,14 +323,15 @@ def test_a_page_that_a_counted_sequence_needs_too_is_seen() -> None:
         second = manager.create_kv_cache(input_tokens=range(160))
         assert second.num_committed_tokens == 160
         for _sample in range(5):
-            manager.create_kv_cache().close()
+            serve_token(manager)
         assert manager.need_adjustment
         first.close()
         second.close()
 
 
 def test_calls_that_were_refused_are_no_look_at_the_mix() -> None:
-    """Two looks are wanted. The second `create_kv_cache` fails, by a token, an id or the user's callback: so there was one look."""
+    """Two looks are wanted. The second `create_kv_cache` fails, by a token, an id or the user's callback, and then there is no room for a
+    sequence: so there was one look."""
     layers = [
         AttentionLayerConfig(LayerId(0), [BufferConfig("key", 64)], 5),
         AttentionLayerConfig(LayerId(1), [BufferConfig("key", 128)]),
@@ -346,7 +353,7 @@ def test_calls_that_were_refused_are_no_look_at_the_mix() -> None:
                 with pytest.raises(error):
                     manager.create_kv_cache(**arguments)
             assert not manager.need_adjustment
-            manager.create_kv_cache().close()
+            serve_token(manager)
             assert manager.need_adjustment
 
 
@@ -390,7 +397,7 @@ def test_a_level_that_the_device_refuses_to_move_keeps_its_shares(caplog: pytest
                 open_ones.append(manager.create_kv_cache())
                 assert open_ones[-1].resume() and open_ones[-1].resize(24, 20)
             for _sample in range(5):
-                manager.create_kv_cache().close()
+                serve_token(manager)
             device.faults.fail("copy", nth, RuntimeError("not now"))
             caplog.clear()
             try:

@@ -63,6 +63,8 @@ class NaivePlacement:
         self.recent = [0, 0]
         """Requests, and their new blocks."""
         self.offers: list[tuple[int, int]] = []
+        self.asked: list[tuple[int, int]] = []
+        """By the latest call of `positions`."""
         self.longest = NUM_MARKS
         self.price = 1
 
@@ -81,8 +83,14 @@ class NaivePlacement:
         self.places[key] = place
         return before
 
-    def observe(self, number: int, prompt: list[int], known: int, extends: bool) -> tuple[int, int]:
+    def look(self, prompt: list[int], known: int, extends: bool) -> tuple[int, int]:
         """The kinds of the place where it leaves the tree, and of its end."""
+        place = self.places.get(self._key(prompt, known)) if known else None
+        seen = set() if place is None else place.seen
+        goes_on = extends or ("end" in seen and "left" not in seen)
+        return AT_PROMPT_END if "end" in seen else AMID_PATH, END_OF_CONTINUED if known and goes_on else END_OF_NEW
+
+    def observe(self, number: int, prompt: list[int], known: int, extends: bool, offers: list[tuple[int, int]]) -> None:
         scope = self.scopes.pop(number, None) or Scope()
         if len(self.scopes) == NUM_SCOPES:
             del self.scopes[next(iter(self.scopes))]
@@ -122,7 +130,7 @@ class NaivePlacement:
         end_kind = END_OF_CONTINUED if continues else END_OF_NEW
         scope.kinds[end_kind].places += 1
         self._fade_and_price(scope)
-        return branch_kind, end_kind
+        self.offers += offers
 
     def _fade_and_price(self, scope: Scope) -> None:
         scope.num_prompts += 1
@@ -152,12 +160,13 @@ class NaivePlacement:
         self.offers = []
 
     def _pays(self, savings: int, stay: int) -> bool:
-        self.offers.append((savings, stay))
+        self.asked.append((savings, stay))
         return savings >= self.price
 
     def positions(
         self, number: int, num_tokens: int, kinds: tuple[int, int], matched: int, branch: int, at_end: bool, at_branches: bool
     ) -> set[int] | None:
+        self.asked = []
         scope = self.scopes.get(number)
         if scope is None or scope.depths.num_requests < LEAST_REQUESTS:
             return None

@@ -23,7 +23,7 @@ from kv_cache_manager_v2 import (
     SnapshotPolicy,
     SsmLayerConfig,
 )
-from kv_cache_manager_v2.sequence.learned_placement import LOOK_BACK
+from kv_cache_manager_v2.sequence.learned_placement import LOOK_BACK, PromptLook
 
 SIZE = 4
 LEARNED = SnapshotPolicy(placement="learned", at_commits=False)
@@ -127,22 +127,32 @@ def test_places_and_prices_follow_the_rules(
         naive = NaivePlacement(*count_slots(manager), SIZE)
         num_scopes = 1 if num_requests > 1024 else random.choice([1, 2, 70])
         chosen = highest = 0
+        waiting: list[tuple[PromptLook, tuple[int, list[int], int, bool, list[tuple[int, int]]]]] = []
         for _ in range(num_requests):
             scope = random.randrange(num_scopes)
             prompt = history.prompt(scope)
             known, extends = history.serve(scope, prompt)
             if answers and random.random() < 0.5:
                 history.answer(scope)
-            place = placement.observe(ReuseScope(salt=scope), b"".join(one.to_bytes(4, "little") for one in prompt), known, extends)
-            kinds = naive.observe(scope, prompt, known, extends)
-            assert (place.branch_kind, place.end_kind, place.num_tokens) == (*kinds, len(prompt))
-            matched = random.choice([0, 0, known * SIZE, random.randint(0, len(prompt))])
-            branch = known * SIZE if not extends else 0
-            at_end, at_branches = random.random() < 0.9, random.random() < 0.9
-            found = placement.list_positions(place, matched, branch, at_end, at_branches)
-            expected = naive.positions(scope, len(prompt), kinds, matched, branch, at_end, at_branches)
-            assert (None if found is None else set(found)) == expected
-            assert found is None or len(found) == len(set(found))
+            packed = b"".join(one.to_bytes(4, "little") for one in prompt)
+            # A prompt that waits is looked up again and again, others are looked up meanwhile, and it is observed once, or never.
+            for _look in range(random.choice((1, 1, 3))):
+                look = placement.look(ReuseScope(salt=scope), packed, known, extends)
+                kinds = naive.look(prompt, known, extends)
+                assert (look.branch_kind, look.end_kind, look.num_tokens) == (*kinds, len(prompt))
+                matched = random.choice([0, 0, known * SIZE, random.randint(0, len(prompt))])
+                branch = known * SIZE if not extends else 0
+                at_end, at_branches = random.random() < 0.9, random.random() < 0.9
+                found = placement.list_positions(look, matched, branch, at_end, at_branches)
+                expected = naive.positions(scope, len(prompt), kinds, matched, branch, at_end, at_branches)
+                assert (None if found is None else set(found)) == expected
+                assert found is None or len(found) == len(set(found))
+            if random.random() < 0.95:
+                waiting.append((look, (scope, prompt, known, extends, naive.asked)))
+            while waiting and random.random() < 0.8:
+                admitted, facts = waiting.pop(random.randrange(len(waiting)))
+                placement.observe(admitted)
+                naive.observe(*facts)
             assert placement.price == naive.price
             chosen += len(found or [])
             highest = max(highest, naive.price)
