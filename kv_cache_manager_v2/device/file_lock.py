@@ -11,6 +11,7 @@ from typing import Final, final
 from mypy_extensions import mypyc_attr
 
 from ..base.process_bound import ProcessBound, bind_to_process
+from .private_files import open_private
 
 _locked: Final[dict[int, int]] = {}
 """The process that has locked it, by open file."""
@@ -25,6 +26,17 @@ def lock_file(file: int) -> None:
     except BaseException:
         del _locked[file]
         raise
+
+
+def open_locked(path: str, flags: int, is_read_only: bool = False) -> int:
+    """A file of `open_private`, locked."""
+    file = open_private(path, flags, is_read_only)
+    try:
+        lock_file(file)
+    except OSError:
+        os.close(file)
+        raise
+    return file
 
 
 def unlock_file(file: int) -> None:

@@ -208,7 +208,7 @@ class HostDevice(RangedDevice):
         # From now on the threads that move bytes read the clock too.
         self._pending.set_clock(self._timers.clock)
         if self._pending.is_busy:
-            self._pending.mark_begin(stream, timer)
+            self._pending.mark(stream, timer, False)
         else:
             timer.begin = self._timers.clock.seconds()
         return handle
@@ -217,7 +217,7 @@ class HostDevice(RangedDevice):
         self._require_stream(stream)
         found = self._timers.find(timer)
         if self._pending.is_busy:
-            self._pending.mark_end(stream, found)
+            self._pending.mark(stream, found, True)
         else:
             found.end = self._timers.clock.seconds()
 

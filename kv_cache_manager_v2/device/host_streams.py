@@ -303,18 +303,10 @@ class HostStreams:
         if self._clock is None:
             self._clock = clock
             self._workers.clock = clock
-            for stream in self._streams.values():
+            for stream in (*self._streams.values(), *self._live):
                 stream.clock = clock
-            for live in self._live:
-                live.clock = clock
 
-    def mark_begin(self, stream: int, timer: HostTimer) -> None:
-        self._mark(stream, timer, False)
-
-    def mark_end(self, stream: int, timer: HostTimer) -> None:
-        self._mark(stream, timer, True)
-
-    def _mark(self, stream: int, timer: HostTimer, is_end: bool) -> None:
+    def mark(self, stream: int, timer: HostTimer, is_end: bool) -> None:
         assert self._clock is not None, "a timer without a clock"
         self.poll()
         found = self._stream(stream)

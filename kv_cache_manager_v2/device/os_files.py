@@ -14,7 +14,7 @@ from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
-from .file_lock import lock_file, unlock_file
+from .file_lock import open_locked, unlock_file
 from .file_port import FilePort
 from .private_files import open_private, open_private_folder
 
@@ -128,13 +128,7 @@ class OsFiles(FilePort):
         os.unlink(path)
 
     def lock(self, path: str) -> int:
-        file = open_private(path, os.O_RDWR | os.O_CREAT)
-        try:
-            lock_file(file)
-        except OSError:
-            os.close(file)
-            raise
-        return file
+        return open_locked(path, os.O_RDWR | os.O_CREAT)
 
     # -- transfers ----------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
-from .file_lock import lock_file
+from .file_lock import open_locked
 from .file_port import FilePort
 from .os_files import OsFiles
 from .private_files import open_private
@@ -39,13 +39,7 @@ class ReadOnlyFiles(FilePort):
 
     def lock(self, path: str) -> int:
         """The file must be there; otherwise as in the port."""
-        file = open_private(path, os.O_RDONLY, is_read_only=True)
-        try:
-            lock_file(file)
-        except OSError:
-            os.close(file)
-            raise
-        return file
+        return open_locked(path, os.O_RDONLY, is_read_only=True)
 
     def transfer(
         self, file: int, is_write: bool, addresses: Sequence[int], sizes: Sequence[int], offset: int

@@ -58,8 +58,8 @@ _ROOT: Final = struct.Struct("<BqI")
 _NODE: Final = struct.Struct("<BqqBI")
 _PAGE: Final = struct.Struct("<BqqqHHI")
 _FREE: Final = struct.Struct("<BqH")
-_CLEAR: Final = struct.Struct("<BI")
-_WEIGHTS: Final = struct.Struct("<BI")
+_HEAD: Final = struct.Struct("<BI")
+"""Of CLEAR and WEIGHTS, before their contents."""
 _END: Final = struct.Struct("<Bqq")
 _ORDER: Final = struct.Struct("<BHI")
 _TOKEN: Final = struct.Struct("<i")
@@ -90,15 +90,15 @@ def encode_free(slot: i64, pool_group: i64) -> bytes:
 
 def encode_clear_scope(lora_id: int | None, salt: int | str | None) -> bytes:
     scope = _encode_scope(lora_id, salt)
-    return _CLEAR.pack(CLEAR, len(scope)) + scope
+    return _HEAD.pack(CLEAR, len(scope)) + scope
 
 
 def encode_clear_all() -> bytes:
-    return _CLEAR.pack(CLEAR, 0)
+    return _HEAD.pack(CLEAR, 0)
 
 
 def encode_weights(weights: bytes) -> bytes:
-    return _WEIGHTS.pack(WEIGHTS, len(weights)) + weights
+    return _HEAD.pack(WEIGHTS, len(weights)) + weights
 
 
 def encode_end(next_node: i64, next_generation: i64) -> bytes:
