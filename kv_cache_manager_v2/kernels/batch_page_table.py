@@ -267,7 +267,7 @@ class BatchPageTable(Handle):
         for rule in output.rules():
             self._rules.append(rule)
             self._limits.add(rule)
-            self._rows.use_layer_group(int(rule.layer_group))
+            self._rows.use_layer_group(rule.layer_group)
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
@@ -310,8 +310,12 @@ class BatchPageTable(Handle):
         for other in self._others:
             other._rows.remove(row)
         if len(self._others) == 0:
-            for output in self._outputs:
-                output.clear_row(len(self._rows))
+            self._clear_row(len(self._rows))
+
+    def _clear_row(self, row: i64) -> None:
+        for output in self._outputs:
+            output.clear_row(row)
+        self._rows.forget(row)
 
     def clear(self) -> None:
         """Remove all sequences."""
@@ -359,8 +363,7 @@ class BatchPageTable(Handle):
         if len(self._others) > 0:
             # Only now: until here an engine may have been reading these arrays.
             for row in range(len(self._rows), written._num_written):
-                for output in written._outputs:
-                    output.clear_row(row)
+                written._clear_row(row)
             written._num_written = len(self._rows)
         written._write_step()
         if len(self._others) > 0:
@@ -396,13 +399,12 @@ class BatchPageTable(Handle):
     def _write_step(self) -> None:
         """Lengths and inputs of all rows are those of the step, and validated."""
         rows = self._rows
-        has_scratch = self._has_scratch
-        row: i64 = 0
-        for mark in rows.marks:
-            if mark.is_set or has_scratch:
-                mark.is_set = False
+        marks = rows.marks
+        row: i64
+        for row in range(len(rows.states)):
+            if marks[row] or self._has_scratch:
+                marks[row] = False
                 self._write_row(row)
-            row += 1
         for output in self._outputs:
             output.finish(rows)
         self._publish_lengths(len(rows.states))
@@ -410,21 +412,18 @@ class BatchPageTable(Handle):
     def _write_row(self, row: i64) -> None:
         rows = self._rows
         state = rows.states[row]
-        readers = rows.changed[row]
-        position: i64 = 0
-        for layer_group in rows.layer_groups:
-            group: i64 = layer_group
-            changed = readers[position]
-            scratch = state.scratch
-            has_scratch = scratch.begins[group] < scratch.ends[group]
+        scratch = state.scratch
+        for group, changed in zip(rows.groups, rows.members[row].readers):
+            layer_group = group.layer_group
+            has_scratch = scratch.begins[layer_group] < scratch.ends[layer_group]
             if has_scratch or not changed.is_empty:
                 for output in self._outputs:
-                    output.update_row(row, state, group, changed)
+                    output.update_row(row, state, layer_group, changed)
+                group.seen_blocks[row] = state.num_blocks
                 changed.clear()
                 if has_scratch:
                     # The page table never had these blocks, so it cannot tell when they are gone.
                     changed.record_all()
-            position += 1
 
     def _take_lengths(self, num_input_tokens: Sequence[int] | None) -> None:
         """Validate the rows, and store the step's lengths."""

@@ -1,7 +1,8 @@
-"""The rows of a batch: one sequence or beam each, and the step's numbers: lengths, inputs, changes of the page tables.
+"""The rows of a batch: one sequence or beam each, the step's numbers (lengths, inputs), and the one tracker of what its outputs lack.
 
-Owns a `ChangedBlocks` for each row and layer group that some output uses, registered with the sequence's page table
-from `add` to `remove`. References the sequences' states, not their handles, so the leak of a handle is still noticed.
+What changed in page tables: a `ChangedBlocks` for each row and layer group that some output uses, registered with the sequence's page table
+from `add` to `remove`, and a mark for each row. What the outputs know: how many blocks of each page table they have (`GroupRows`).
+References the sequences' states, not their handles, so the leak of a handle is still noticed.
 """
 
 from typing import Final, final
@@ -10,25 +11,56 @@ from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.errors import LogicError
-from ..sequence.changed_blocks import ChangedBlocks, ChangeMark
+from ..sequence.changed_blocks import ChangedBlocks
 from ..sequence.sequence_state import SequenceState
 
 
 @final
 @mypyc_attr(native_class=True)
+class GroupRows:
+    """One layer group, of all rows."""
+
+    __slots__ = ("layer_group", "seen_blocks")
+
+    layer_group: Final[i64]
+    seen_blocks: Final[vec[i64]]
+    """By row: blocks in the page table at the last update; all outputs have them, and nothing behind them."""
+
+    def __init__(self, layer_group: i64, max_num_rows: i64) -> None:
+        self.layer_group = layer_group
+        self.seen_blocks = vec[i64]([0] * max_num_rows)
+
+
+@final
+@mypyc_attr(native_class=True)
+class BatchMember:
+    """Who is in a row."""
+
+    __slots__ = ("owner", "beam", "readers")
+
+    owner: Final[SequenceState]
+    """The state of the sequence's beam 0."""
+    beam: Final[int]
+    readers: Final[list[ChangedBlocks]]
+    """In the order of `BatchRows.groups`."""
+
+    def __init__(self, owner: SequenceState, beam: int) -> None:
+        self.owner = owner
+        self.beam = beam
+        self.readers = []
+
+
+@final
+@mypyc_attr(native_class=True)
 class BatchRows:
-    __slots__ = ("states", "owners", "beams", "changed", "marks", "layer_groups", "histories", "num_inputs", "is_stepping")
+    __slots__ = ("states", "members", "groups", "marks", "histories", "num_inputs", "is_stepping")
 
     states: Final[list[SequenceState]]
     """By row: the state of the sequence or beam."""
-    owners: Final[list[SequenceState]]
-    """By row: the state of the sequence's beam 0."""
-    beams: Final[list[int]]
-    changed: Final[list[list[ChangedBlocks]]]
-    """By row, then in the order of `layer_groups`."""
-    marks: Final[list[ChangeMark]]
-    """By row: set if one of its `ChangedBlocks` may not be empty."""
-    layer_groups: Final[list[int]]
+    members: Final[list[BatchMember]]
+    groups: Final[list[GroupRows]]
+    marks: Final[vec[bool]]
+    """By row: set if one of its readers may not be empty. Side by side: a step looks at each."""
     histories: Final[vec[i64]]
     num_inputs: Final[vec[i64]]
     is_stepping: bool
@@ -36,11 +68,9 @@ class BatchRows:
 
     def __init__(self, max_num_rows: i64) -> None:
         self.states = []
-        self.owners = []
-        self.beams = []
-        self.changed = []
-        self.marks = []
-        self.layer_groups = []
+        self.members = []
+        self.groups = []
+        self.marks = vec[bool]([False] * max_num_rows)
         self.histories = vec[i64]([0] * max_num_rows)
         self.num_inputs = vec[i64]([0] * max_num_rows)
         self.is_stepping = False
@@ -48,14 +78,18 @@ class BatchRows:
     def __len__(self) -> int:
         return len(self.states)
 
-    def use_layer_group(self, layer_group: int) -> None:
-        """Track that layer group for an output; everything in it counts as changed at first."""
-        if layer_group not in self.layer_groups:
-            self.layer_groups.append(layer_group)
-            for row, state in enumerate(self.states):
-                self.changed[row].append(_register(state, layer_group, self.marks[row]))
-        for readers in self.changed:
-            readers[self.layer_groups.index(layer_group)].record_all()
+    def use_layer_group(self, layer_group: i64) -> GroupRows:
+        """Track that layer group for an output, which has nothing yet: everything in it counts as changed."""
+        for position, group in enumerate(self.groups):
+            if group.layer_group == layer_group:
+                for member in self.members:
+                    member.readers[position].record_all()
+                return group
+        group = GroupRows(layer_group, len(self.marks))
+        self.groups.append(group)
+        for row, state in enumerate(self.states):
+            self._add_reader(row, state, layer_group)
+        return group
 
     def require_idle(self, call: str) -> None:
         if self.is_stepping:
@@ -63,57 +97,45 @@ class BatchRows:
 
     def find(self, owner: SequenceState, beam: int) -> int:
         """The row of that beam of a sequence, or -1."""
-        for row, other in enumerate(self.owners):
-            if other is owner and self.beams[row] == beam:
+        for row, member in enumerate(self.members):
+            if member.owner is owner and member.beam == beam:
                 return row
         return -1
 
     def add(self, owner: SequenceState, beam: int) -> None:
         state = owner if beam == 0 else owner.sharing.beams[beam - 1]
         self.states.append(state)
-        self.owners.append(owner)
-        self.beams.append(beam)
-        mark = ChangeMark()
-        self.marks.append(mark)
-        self.changed.append([_register(state, group, mark) for group in self.layer_groups])
+        self.members.append(BatchMember(owner, beam))
+        for group in self.groups:
+            self._add_reader(len(self.states) - 1, state, group.layer_group)
 
     def remove(self, row: int) -> None:
         """Move the last sequence into the row; all its entries count as changed."""
-        state = self.states[row]
-        for position, group in enumerate(self.layer_groups):
-            state.tables[group].remove_reader(self.changed[row][position])
-        last_state = self.states.pop()
-        last_owner = self.owners.pop()
-        last_beam = self.beams.pop()
-        last_changed = self.changed.pop()
-        last_mark = self.marks.pop()
+        for group, reader in zip(self.groups, self.members[row].readers):
+            self.states[row].tables[group.layer_group].remove_reader(reader)
+        last_state, last_member = self.states.pop(), self.members.pop()
         if row < len(self.states):
-            self.states[row] = last_state
-            self.owners[row] = last_owner
-            self.beams[row] = last_beam
-            self.changed[row] = last_changed
-            self.marks[row] = last_mark
-            _record_all(last_changed)
+            self._place(row, last_state, last_member)
 
     def swap(self, first: int, second: int) -> None:
-        states = self.states
-        changed = self.changed
-        states[first], states[second] = states[second], states[first]
-        self.owners[first], self.owners[second] = self.owners[second], self.owners[first]
-        self.beams[first], self.beams[second] = self.beams[second], self.beams[first]
-        changed[first], changed[second] = changed[second], changed[first]
-        self.marks[first], self.marks[second] = self.marks[second], self.marks[first]
-        _record_all(changed[first])
-        _record_all(changed[second])
+        state, member = self.states[first], self.members[first]
+        self._place(first, self.states[second], self.members[second])
+        self._place(second, state, member)
 
+    def forget(self, row: i64) -> None:
+        """The row is vacant, and all outputs have cleared it."""
+        for group in self.groups:
+            group.seen_blocks[row] = 0
 
-def _register(state: SequenceState, layer_group: int, mark: ChangeMark) -> ChangedBlocks:
-    reader = ChangedBlocks(mark)
-    reader.record_all()
-    state.tables[layer_group].add_reader(reader)
-    return reader
+    def _place(self, row: i64, state: SequenceState, member: BatchMember) -> None:
+        self.states[row] = state
+        self.members[row] = member
+        for reader in member.readers:
+            reader.row = row
+            reader.record_all()
 
-
-def _record_all(readers: list[ChangedBlocks]) -> None:
-    for reader in readers:
+    def _add_reader(self, row: i64, state: SequenceState, layer_group: i64) -> None:
+        reader = ChangedBlocks(self.marks, row)
         reader.record_all()
+        state.tables[layer_group].add_reader(reader)
+        self.members[row].readers.append(reader)

@@ -46,7 +46,7 @@ class BlockTable(TableOutput):
         self._own = [self.array]
         self.array.fill(filler)
         self.filler = filler
-        self._writer = RowWriter(rule, filler, self.array, 0, width, max_num_rows)
+        self._writer = RowWriter(rule, filler, self.array, 0, width, rows.use_layer_group(rule.layer_group))
         self._rows = rows
 
     @property
@@ -57,15 +57,9 @@ class BlockTable(TableOutput):
     def rules(self) -> list[PageRule]:
         return [self._writer.rule]
 
-    def validate(self, rows: BatchRows) -> None:
-        pass
-
     def update_row(self, row: i64, state: SequenceState, layer_group: i64, changed: ChangedBlocks) -> None:
         if layer_group == self._writer.rule.layer_group:
             self._writer.update(row, state.tables[layer_group], changed, state.scratch)
-
-    def finish(self, rows: BatchRows) -> None:
-        pass
 
     def clear_row(self, row: i64) -> None:
         self._writer.clear_row(row)

@@ -10,7 +10,7 @@ from mypy_extensions import i32, i64, mypyc_attr
 from ..base.integer_math import ceil_div
 from ..sequence.changed_blocks import ChangedBlocks
 from ..sequence.sequence_state import SequenceState
-from .batch_rows import BatchRows
+from .batch_rows import BatchRows, GroupRows
 from .output_array import INT32, to_output_array
 from .page_family import PageRule
 from .row_writer import convert_pages, fill_scratch_pages
@@ -70,7 +70,7 @@ class CsrTable(TableOutput):
         "_rows",
         "_starts",
         "_num_pages",
-        "_seen_blocks",
+        "_group",
         "_window_begins",
         "_changes",
         "_max_num_pages",
@@ -88,8 +88,7 @@ class CsrTable(TableOutput):
     """Equal to `indptr`."""
     _num_pages: Final[vec[i64]]
     """By row: pages of its tokens, listed or not, or _UNKNOWN."""
-    _seen_blocks: Final[vec[i64]]
-    """By row: blocks in the page table at the last update."""
+    _group: Final[GroupRows]
     _window_begins: Final[vec[i64]]
     """By row: the first block of its window."""
     _changes: Final[vec[i64]]
@@ -121,7 +120,7 @@ class CsrTable(TableOutput):
         self._rows = rows
         self._starts = vec[i64]([0] * (max_num_rows + 1))
         self._num_pages = vec[i64]([_UNKNOWN] * max_num_rows)
-        self._seen_blocks = vec[i64]([0] * max_num_rows)
+        self._group = rows.use_layer_group(rule.layer_group)
         self._window_begins = vec[i64]([0] * max_num_rows)
         self._changes = vec[i64]([_UNCHANGED] * max_num_rows)
         self._max_num_pages = max_num_pages
@@ -164,18 +163,16 @@ class CsrTable(TableOutput):
         only_window_moved = changed.erased_end == 0 or (
             changed.erased_begin >= self._window_begins[row] and changed.erased_end <= state.window_begins[layer_group]
         )
-        if has_scratch or not only_window_moved or changed.filled_begin < self._seen_blocks[row]:
+        if has_scratch or not only_window_moved or changed.filled_begin < self._group.seen_blocks[row]:
             self._changes[row] = _REPLACED
         elif self._changes[row] == _UNCHANGED:
             self._changes[row] = _GREW
-        self._seen_blocks[row] = state.num_blocks
 
     def _show(self, written: TableOutput) -> None:
         self.indptr, self.indices, self.last_page_len = written._own
 
     def clear_row(self, row: i64) -> None:
         self._num_pages[row] = _UNKNOWN
-        self._seen_blocks[row] = 0
         self._changes[row] = _UNCHANGED
         self._own[2][row] = 1
 

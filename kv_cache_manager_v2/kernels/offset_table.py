@@ -158,8 +158,8 @@ class OffsetTable(TableOutput):
         self.pool_mapping = np.zeros((len(self.layer_ids), 2), INT32)
         self.page_bytes = np.zeros(len(pools), INT64)
         self.kv_factor = 1 if value_role is None else 2
-        self._writers = []
         self._rows = rows
+        places: list[tuple[PageRule, int]] = []
         for index, pool in enumerate(pools):
             # The layer's offset is in its index in the pool; a layer that is its own virtual pool may have scratch blocks.
             is_per_layer = manager.init_config.enable_swa_scratch_reuse
@@ -180,7 +180,11 @@ class OffsetTable(TableOutput):
             for plane, rule in ((0, pool.key), (1, pool.value)):
                 used = rule if is_per_layer else rule.moved_by(-first_offset)
                 first = (index * max_num_rows * 2 + plane) * width
-                self._writers.append(RowWriter(used, 0, self.offsets, first, 2 * width, max_num_rows))
+                places.append((used, first))
+        # Rows track no layer group for a table that could not be made.
+        self._writers = []
+        for used, first in places:
+            self._writers.append(RowWriter(used, 0, self.offsets, first, 2 * width, rows.use_layer_group(used.layer_group)))
 
     @property
     def rows(self) -> npt.NDArray[np.int32]:
@@ -190,16 +194,10 @@ class OffsetTable(TableOutput):
     def rules(self) -> list[PageRule]:
         return [writer.rule for writer in self._writers]
 
-    def validate(self, rows: BatchRows) -> None:
-        pass
-
     def update_row(self, row: i64, state: SequenceState, layer_group: i64, changed: ChangedBlocks) -> None:
         for writer in self._writers:
             if writer.rule.layer_group == layer_group:
                 writer.update(row, state.tables[layer_group], changed, state.scratch)
-
-    def finish(self, rows: BatchRows) -> None:
-        pass
 
     def _show(self, written: TableOutput) -> None:
         self.offsets = written._own[0]

@@ -8,12 +8,12 @@ from typing import Any, Final, final
 
 import numpy as np
 import numpy.typing as npt
-from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..sequence.changed_blocks import ChangedBlocks
 from ..sequence.page_table import PageTable
 from ..sequence.scratch import Scratch
+from .batch_rows import GroupRows
 from .output_array import flat_view
 from .page_family import PageRule
 
@@ -55,7 +55,7 @@ def fill_scratch_pages(rule: PageRule, pages: npt.NDArray[np.int32], begin: i64,
 @final
 @mypyc_attr(native_class=True)
 class RowWriter:
-    __slots__ = ("rule", "filler", "_array", "_flat", "_first", "_stride", "_lengths")
+    __slots__ = ("rule", "filler", "_array", "_flat", "_first", "_stride", "_group")
 
     rule: Final[PageRule]
     filler: Final[i64]
@@ -63,12 +63,9 @@ class RowWriter:
     _flat: Final[memoryview]
     _first: Final[i64]
     _stride: Final[i64]
-    _lengths: vec[i64]
-    """By row: blocks written; the entries behind them are filler."""
+    _group: Final[GroupRows]
 
-    def __init__(
-        self, rule: PageRule, filler: i64, array: npt.NDArray[Any], first: i64, stride: i64, num_rows: i64
-    ) -> None:
+    def __init__(self, rule: PageRule, filler: i64, array: npt.NDArray[Any], first: i64, stride: i64, group: GroupRows) -> None:
         """Row ``r`` begins at item ``first + r * stride`` of the array, which the caller has set to the filler."""
         self.rule = rule
         self.filler = filler
@@ -76,11 +73,11 @@ class RowWriter:
         self._flat = flat_view(array)
         self._first = first
         self._stride = stride
-        self._lengths = vec[i64]([0] * num_rows)
+        self._group = group
 
     def update(self, row: i64, table: PageTable, changed: ChangedBlocks, scratch: Scratch) -> None:
         """Write the row's changes; if the last update had scratch blocks, the whole row."""
-        length = self._lengths[row]
+        length = self._group.seen_blocks[row]
         num_blocks = table.num_blocks
         if num_blocks < length:
             self._fill(row, num_blocks, length)
@@ -88,7 +85,6 @@ class RowWriter:
         # New blocks are at the end of the filled range, so most steps write one range only.
         begin = changed.filled_begin if changed.filled_begin < length else length
         self._write(row, table, begin, num_blocks if num_blocks > length else changed.filled_end)
-        self._lengths[row] = num_blocks
         if self.rule.addresses_scratch:
             self._write_scratch(row, scratch)
 
@@ -130,5 +126,4 @@ class RowWriter:
 
     def clear_row(self, row: i64) -> None:
         """Set the row to filler: it is vacant."""
-        self._fill(row, 0, self._lengths[row])
-        self._lengths[row] = 0
+        self._fill(row, 0, self._group.seen_blocks[row])

@@ -8,7 +8,6 @@ from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.integer_math import ceil_div
-from ..sequence.changed_blocks import ChangedBlocks
 from ..sequence.sequence_state import SequenceState
 from .batch_rows import BatchRows
 from .output_array import INT64, flat_view, to_output_array
@@ -72,16 +71,10 @@ class SlotMapping(TableOutput):
         if total > self._max_num_tokens:
             raise ValueError(f"the step has {total} input tokens; the slot mapping has room for {self._max_num_tokens}")
 
-    def update_row(self, row: i64, state: SequenceState, layer_group: i64, changed: ChangedBlocks) -> None:
-        pass
-
     def _show(self, written: TableOutput) -> None:
         assert isinstance(written, SlotMapping)
         self.array = written._own[0]
         self._num_shown = written._num_tokens
-
-    def clear_row(self, row: i64) -> None:
-        pass
 
     def finish(self, rows: BatchRows) -> None:
         rule = self._rule

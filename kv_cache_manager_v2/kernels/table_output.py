@@ -1,7 +1,7 @@
 """Base of a `BatchPageTable`'s outputs: one kind of array that kernels take.
 
 Per step: `validate` (may raise, changes nothing), then `update_row` for every row whose page table changed or has
-scratch blocks, then `finish` once.
+scratch blocks, then `finish` once. An output leaves out what it has no use for.
 """
 
 from abc import ABCMeta, abstractmethod
@@ -29,27 +29,19 @@ class TableOutput(Handle, metaclass=ABCMeta):
         """The rules of its entries; they name the layer groups that it reads."""
         raise NotImplementedError("TableOutput.rules is for subclasses to define")
 
-    @abstractmethod
     def validate(self, rows: BatchRows) -> None:
         """`ValueError` if the step does not fit into the arrays."""
-        raise NotImplementedError("TableOutput.validate is for subclasses to define")
 
-    @abstractmethod
     def update_row(self, row: i64, state: SequenceState, layer_group: i64, changed: ChangedBlocks) -> None:
         """Write the changed entries of one row, or all entries of a new row."""
-        raise NotImplementedError("TableOutput.update_row is for subclasses to define")
 
-    @abstractmethod
     def finish(self, rows: BatchRows) -> None:
         """Write the arrays about the step as a whole, after all rows."""
-        raise NotImplementedError("TableOutput.finish is for subclasses to define")
 
     @abstractmethod
     def _show(self, written: "TableOutput") -> None:
         """The public arrays are from now on those that ``written`` writes: this output, or its like in another buffer."""
         raise NotImplementedError("TableOutput._show is for subclasses to define")
 
-    @abstractmethod
     def clear_row(self, row: i64) -> None:
         """The last row became vacant: clear it."""
-        raise NotImplementedError("TableOutput.clear_row is for subclasses to define")

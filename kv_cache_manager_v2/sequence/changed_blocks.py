@@ -8,6 +8,7 @@ are in neither: a reader knows how many blocks it has seen. A reader for which t
 
 from typing import Final, final
 
+from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from .index_changes import IndexChanges
@@ -17,23 +18,10 @@ _NOTHING: Final = 1 << 60
 
 @final
 @mypyc_attr(native_class=True)
-class ChangeMark:
-    """Whether one of the readers that share it was told of a change since the mark was cleared."""
-
-    __slots__ = ("is_set",)
-
-    is_set: bool
-
-    def __init__(self) -> None:
-        self.is_set = False
-
-
-@final
-@mypyc_attr(native_class=True)
 class ChangedBlocks:
     """Both ranges are half-open, and empty while ``begin >= end``."""
 
-    __slots__ = ("filled_begin", "filled_end", "erased_begin", "erased_end", "following", "mark", "exact")
+    __slots__ = ("filled_begin", "filled_end", "erased_begin", "erased_end", "following", "marks", "row", "exact")
 
     filled_begin: i64
     filled_end: i64
@@ -41,11 +29,15 @@ class ChangedBlocks:
     erased_end: i64
     following: "ChangedBlocks | None"
     """The next reader of the same table."""
-    mark: Final[ChangeMark]
+    marks: Final[vec[bool]]
+    """Side by side, of all rows of a batch: whether a reader of the row was told of a change since its mark was cleared."""
+    row: i64
+    """Which of them is this reader's."""
     exact: IndexChanges | None
 
-    def __init__(self, mark: ChangeMark) -> None:
-        self.mark = mark
+    def __init__(self, marks: vec[bool], row: i64) -> None:
+        self.marks = marks
+        self.row = row
         self.filled_begin = _NOTHING
         self.filled_end = 0
         self.erased_begin = _NOTHING
@@ -54,7 +46,7 @@ class ChangedBlocks:
         self.exact = None
 
     def record(self, ordinal: i64, slot: int) -> None:
-        self.mark.is_set = True
+        self.marks[self.row] = True
         if self.exact is not None:
             self.exact.record(ordinal)
         if slot >= 0:
@@ -80,6 +72,6 @@ class ChangedBlocks:
 
     def record_all(self) -> None:
         """As if every entry had been set."""
-        self.mark.is_set = True
+        self.marks[self.row] = True
         self.filled_begin = 0
         self.filled_end = _NOTHING

@@ -12,7 +12,7 @@ from mypy_extensions import i32, i64, mypyc_attr
 
 from ..base.ids import BAD_PAGE_INDEX
 from ..base.ranges import HalfOpenRange
-from .changed_blocks import ChangedBlocks, ChangeMark
+from .changed_blocks import ChangedBlocks
 from .index_changes import IndexChanges
 
 _LEAST_SPARE: Final = 16
@@ -124,7 +124,7 @@ class PageTable:
         if exact is None:
             exact = IndexChanges()
             self._exact = exact
-            reader = ChangedBlocks(ChangeMark())
+            reader = ChangedBlocks(vec[bool]([False]), 0)
             reader.exact = exact
             self.add_reader(reader)
         return exact.take(self.entries, self.num_blocks)

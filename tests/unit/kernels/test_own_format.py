@@ -28,17 +28,11 @@ class PagePresence(TableOutput):
     def rules(self):
         return [self._rule]
 
-    def validate(self, rows):
-        pass
-
     def update_row(self, row, state, layer_group, changed):
         if layer_group == self._rule.layer_group:
             slots = np.asarray(state.tables[layer_group].view())
             self._own[0][row] = False
             self._own[0][row, : len(slots)] = slots >= 0
-
-    def finish(self, rows):
-        pass
 
     def clear_row(self, row):
         self._own[0][row] = False

@@ -2,7 +2,9 @@
 
 import random
 
-from kv_cache_manager_v2.sequence.changed_blocks import ChangedBlocks, ChangeMark
+from librt.vecs import vec
+
+from kv_cache_manager_v2.sequence.changed_blocks import ChangedBlocks
 from kv_cache_manager_v2.sequence.page_table import PageTable
 
 
@@ -11,7 +13,7 @@ def in_ranges(reader, ordinal):
 
 
 def test_nothing_at_first_and_after_clear():
-    table, reader = PageTable(), ChangedBlocks(ChangeMark())
+    table, reader = PageTable(), ChangedBlocks(vec[bool]([False]), 0)
     table.add_reader(reader)
     assert reader.is_empty
     table.resize(8)
@@ -35,7 +37,7 @@ def test_readers_come_and_go():
     for _ in range(2000):
         action = rng.random()
         if action < 0.1 and len(seen) < 4:
-            reader = ChangedBlocks(ChangeMark())
+            reader = ChangedBlocks(vec[bool]([False]), 0)
             table.add_reader(reader)
             seen[reader] = set()
         elif action < 0.2 and seen:
@@ -62,7 +64,7 @@ def test_readers_come_and_go():
 
 
 def test_cut_off_entries_are_noted():
-    table, reader = PageTable(), ChangedBlocks(ChangeMark())
+    table, reader = PageTable(), ChangedBlocks(vec[bool]([False]), 0)
     table.resize(6)
     for ordinal in range(6):
         table.set(ordinal, ordinal)
