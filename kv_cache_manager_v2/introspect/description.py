@@ -89,7 +89,7 @@ def _describe_sequence(state: SequenceState) -> StateDump:
         "published_blocks": int(state.num_published),
         "shares_last_block": state.tail.is_shared,
         "forked_blocks": [_describe_forked(state, ordinal) for ordinal in range(state.num_published, state.forked_end)],
-        "is_committing": state.tail.is_committing,
+        "is_committing": state.is_committing,
         "is_retired": state.tail.is_retired,
         "stream": state.stream,
         "page_slots": pages,

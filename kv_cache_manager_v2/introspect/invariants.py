@@ -533,7 +533,7 @@ def _check_usage(shared: SharedState, states: Sequence[SequenceState], num_publi
     if history is not None and history.num_blocks != num_published:
         raise CorruptedError(f"{num_published} blocks are published, the history counts {history.num_blocks}")
     for state in states:
-        counters = state.counters
+        counters = state.request.counters
         if counters is not None:
             _check_prompt(counters.usage, f"sequence {state.id}")
             if counters.total is not None:

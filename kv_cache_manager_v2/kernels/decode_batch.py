@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, SupportsIndex, final
 
-from librt.strings import read_i32_le
+from librt.strings import read_i32_le, write_i32_le
 from librt.vecs import append, vec
 from mypy_extensions import i32, i64, mypyc_attr
 
@@ -127,7 +127,7 @@ class DecodeBatch(Handle):
             inputs = to_count(num_inputs, "num_inputs")
             if inputs == 0:
                 raise ValueError("num_inputs is 0; a step computes at least one token of each member")
-            states = list(self._rows.states)
+            states = self._rows.states
             packed = pack_step_tokens(tokens, len(states))
             refused: list[int] = []
             refusals: list[Refusal] = []
@@ -180,7 +180,6 @@ class DecodeBatch(Handle):
         """Validate all rows. Set those aside whose step is not small; after an exception the caller calls `_take_back`."""
         has_tokens = len(packed) > 0
         size = self._shared.tokens_per_block
-        most = self._max_capacity
         histories = self._rows.histories
         inputs = self._rows.num_inputs
         old_capacities = self._old_capacities
@@ -193,6 +192,7 @@ class DecodeBatch(Handle):
             old_history = state.history
             old_capacity = state.capacity
             history = old_history
+            tokens = state.tokens
             may_be_small = True
             if token >= 0:
                 # What `is_small_commit` asks and the bound below does not imply.
@@ -202,7 +202,7 @@ class DecodeBatch(Handle):
                     num_committed <= old_capacity
                     and num_committed < (num_published + 1) * size
                     and state.forked_end <= num_published
-                    and state.tail.is_committing
+                    and tokens is not None
                 )
                 if history < num_committed:
                     history = num_committed
@@ -212,11 +212,11 @@ class DecodeBatch(Handle):
             if capacity < old_capacity:
                 capacity = old_capacity
             bound = state.next_slow_capacity
-            if may_be_small and bound - size <= capacity < bound and history < state.next_window_move and capacity <= most:
+            if may_be_small and bound - size <= capacity < bound and history < state.next_window_move and capacity <= self._max_capacity:
                 old_capacities[row] = old_capacity
                 old_histories[row] = old_history
-                if token >= 0:
-                    state.tail.append(token)
+                if token >= 0 and tokens is not None:
+                    write_i32_le(tokens, token)
                     state.num_committed += 1
                 state.history = history
                 state.capacity = capacity

@@ -233,8 +233,8 @@ class KVCache(Handle):
             require_status(self._state, ACTIVE, "suspend")
             residency.suspend(state)
             state.shared.order.postpone()
-            if state.counters is not None:
-                state.counters.record_suspended()
+            if state.request.counters is not None:
+                state.request.counters.record_suspended()
             journal.record(SUSPEND, state.request.serial)
 
     def close(self, continues: Given[bool | None] = None) -> None:
@@ -590,7 +590,7 @@ class KVCache(Handle):
         """
         state = self._state
         plan = state.recurrent.snapshot_plan
-        if plan is None or not state.tail.is_committing or state.tail.is_retired:
+        if plan is None or not state.is_committing or state.tail.is_retired:
             return None
         return plan.find_next(state.num_committed)
 
@@ -694,7 +694,7 @@ class KVCache(Handle):
         state = self._state
         with state.shared.guard:
             require_usable(state, ANY_OPEN, "plan_committed_block_drop")
-            if state.tail.is_committing:
+            if state.is_committing:
                 raise LogicError(
                     f"sequence {state.id}: plan_committed_block_drop() while its published text may still grow; "
                     f"stop_committing() first"
@@ -906,7 +906,7 @@ class KVCache(Handle):
     @property
     def statistics(self) -> UsageStatistics:
         """Usage of this sequence so far, also once closed. `LogicError` with ``enable_stats=False``."""
-        counters = self._state.counters
+        counters = self._state.request.counters
         if counters is None:
             raise LogicError("the manager keeps no statistics; make it with enable_stats=True")
         usage = counters.usage

@@ -41,8 +41,8 @@ def admit(state: SequenceState) -> None:
         request.to_learn = None
     if request.is_counted and shared.traffic.demand is not None:
         shared.traffic.demand.sample()
-    if state.counters is not None:
-        record_request(state, state.counters)
+    if state.request.counters is not None:
+        record_request(state, state.request.counters)
 
 
 def _raise_matched_priorities(state: SequenceState) -> None:

@@ -40,7 +40,7 @@ def add_beam(state: SequenceState) -> bool:
     beam.has_beams = True
     if not try_fork(state, beam):
         return False
-    beam.counters = None
+    beam.request.counters = None
     beam.recurrent.snapshot_plan = None
     beam.request.retention = None
     state.sharing.beams.append(beam)
@@ -259,4 +259,4 @@ def _copy_states(beams: list[SequenceState], parents: vec[i64], assigned: list[l
     at: i64
     for at in range(0, len(pages), 2):
         storage.reads.record_copy(pages[at], pages[at + 1])
-    storage.counters.record_copied(GPU_LEVEL, GPU_LEVEL, pool_group, len(sources), find_page_counters(beams[0].counters))
+    storage.counters.record_copied(GPU_LEVEL, GPU_LEVEL, pool_group, len(sources), find_page_counters(beams[0].request.counters))

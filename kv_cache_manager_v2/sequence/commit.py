@@ -1,5 +1,6 @@
 """`commit`: tokens become final; a block that becomes full is published at once, exactly once (`publishing`)."""
 
+from librt.strings import write_i32_le
 from mypy_extensions import i32, i64
 
 from ..base.ids import GPU_LEVEL
@@ -21,7 +22,7 @@ def commit_token(state: SequenceState, token: i32) -> None:
     staged = stage_snapshot(state, state.num_committed + 1, False) if state.shared.has_state else None
     state.shared.guard.begin_change()
     tail = state.tail
-    tail.append(token)
+    write_i32_le(tail.writer, token)
     state.num_committed += 1
     mark: i64 = NO_POINT
     if tail.count == state.shared.tokens_per_block and not state.tail.is_retired:
@@ -48,13 +49,13 @@ def commit_packed(state: SequenceState, packed: bytes, is_end: bool = False) -> 
     tail = state.tail
     mark: i64 = NO_POINT
     if state.tail.is_retired or tail.count * TOKEN_BYTES + len(packed) < state.shared.tree.block_bytes:
-        tail.extend(packed)
+        tail.writer.write(packed)
     else:
         mark = state.shared.order.mark(state.timeline)
         text = tail.packed() + packed if tail.count > 0 else packed
         num_bytes = publish(state, text, mark)
         tail.clear()
-        tail.extend(text[num_bytes:])
+        tail.writer.write(text[num_bytes:])
     state.num_committed += len(packed) // TOKEN_BYTES
     _end_commit(state, first_block, mark, staged)
 
@@ -107,7 +108,7 @@ def stop_committing(state: SequenceState, is_closing: bool) -> None:
     """
     if state.sharing.planned is not None:
         take_back(state, 0)
-    publishes = (state.tail.is_committing or state.tail.publishes_at_close) and not state.tail.is_retired
+    publishes = (state.is_committing or state.tail.publishes_at_close) and not state.tail.is_retired
     publishes = publishes and not state.shared.traffic.takes_no_copies
     if publishes and state.tail.count > 0 and not state.tail.is_shared:
         if is_closing or state.shared.claims.twin_pages is None:
@@ -116,9 +117,9 @@ def stop_committing(state: SequenceState, is_closing: bool) -> None:
                 offload_published(state, state.num_published)
         else:
             state.tail.publishes_at_close = True
-    state.tail.is_committing = False
+    state.tokens = None
     for beam in state.sharing.beams:
-        beam.tail.is_committing = False
+        beam.tokens = None
 
 
 def _publish_tail(state: SequenceState, is_closing: bool) -> None:

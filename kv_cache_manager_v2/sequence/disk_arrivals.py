@@ -62,7 +62,7 @@ def wait_for_reads(state: SequenceState) -> None:
         pages = _list_pages(state)
         storage = state.shared.storage
         storage.reads.wait_for(pages)
-        count_failed_reads(storage, find_page_counters(state.counters))
+        count_failed_reads(storage, find_page_counters(state.request.counters))
         _require_whole(state, pages)
         _end_awaiting(state)
 
@@ -72,8 +72,8 @@ def _end_awaiting(state: SequenceState) -> None:
     for point in state.shared.storage.reads.repairs.values():
         state.record_arrival(point)
     state.arrivals.awaits_reads = False
-    if state.counters is not None:
-        state.counters.num_lost = 0
+    if state.request.counters is not None:
+        state.request.counters.num_lost = 0
 
 
 def has_lost_page(state: SequenceState) -> bool:

@@ -46,7 +46,7 @@ def try_fork(state: SequenceState, child: SequenceState) -> bool:
     if not has_room_to_fork(state, 1):
         return False
     has_state = len(state.recurrent.state_blocks) > 0
-    account = find_page_counters(state.counters)
+    account = find_page_counters(state.request.counters)
     if has_state:
         shared.traffic.room.make_room(_count_needed(state, 1), account)
     if state.timeline != NO_TIMELINE:
@@ -94,22 +94,23 @@ def share_blocks(state: SequenceState, child: SequenceState) -> None:
     child.num_published = state.num_published
     child.tail.is_shared = state.tail.is_shared
     child.tail.copies_on_resume = state.tail.copies_on_resume
-    child.tail.is_committing = state.tail.is_committing
+    if not state.is_committing:
+        child.tokens = None
     child.tail.is_retired = state.tail.is_retired
     child.tail.publishes_at_close = state.tail.publishes_at_close
     child.blocks = state.blocks[:]
     child.path_end = state.path_end
     child.path_end.num_pins += 1
     tail = state.tail.packed()
-    child.tail.extend(tail)
+    child.tail.writer.write(tail)
     if tree.has_digests and len(tail) > 0:
         tree.digests.acquire_again(tail)
     child.window_begins = state.window_begins[:]
     child.next_window_move = state.next_window_move
     child.scratch.is_enabled = state.scratch.is_enabled
     child.scratch.is_new = state.scratch.is_new
-    if state.counters is not None:
-        child.counters = state.counters.make_fork()
+    if state.request.counters is not None:
+        child.request.counters = state.request.counters.make_fork()
     child.arrivals.points = state.arrivals.points[:]
     child.arrivals.awaits_reads = state.arrivals.awaits_reads
     child.sharing.branch_end = state.sharing.branch_end

@@ -80,7 +80,7 @@ def hold_match(state: SequenceState, match: Match, planned: list[PlannedBlock]) 
         tail_block = match.blocks[state.num_published]
         tail_block.num_pins += 1
         tail = tree.key_of(tail_block)[:num_tail_bytes]
-        state.tail.extend(tail)
+        state.tail.writer.write(tail)
         if tree.has_digests:
             tree.digests.acquire_again(tail)
     if state.num_published > 0:
@@ -113,8 +113,8 @@ def ask_matched_priorities(state: SequenceState, match: Match) -> dict[int, int]
 def try_resume(state: SequenceState, stream: int, waits: bool) -> bool:
     """``waits``: the stream waits for pages that are on their way, and the host for what a disk reads."""
     is_done = _resume_all(state, stream, waits)
-    if is_done and state.counters is not None:
-        state.counters.record_resumed()
+    if is_done and state.request.counters is not None:
+        state.request.counters.record_resumed()
     return is_done
 
 
@@ -123,7 +123,7 @@ def _resume_all(state: SequenceState, stream: int, waits: bool) -> bool:
     shared = state.shared
     storage = shared.storage
     states = list_beams(state)
-    account = find_page_counters(state.counters)
+    account = find_page_counters(state.request.counters)
     if not storage.reads.is_idle:
         for one in states:
             settle_before_resume(one, waits, account)
@@ -167,7 +167,7 @@ def _activate_all(plan: ResizePlan, stream: int, waits: bool) -> None:
         _lock_all_pages(turn.state, stream, waits)
     try:
         for turn in turns:
-            _take_own_slots(turn, plan.priorities, waits, find_page_counters(state.counters))
+            _take_own_slots(turn, plan.priorities, waits, find_page_counters(state.request.counters))
     except AssertionError:
         raise
     except BaseException:

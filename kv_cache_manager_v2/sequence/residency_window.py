@@ -130,7 +130,7 @@ def require(state: SequenceState, life_cycle: i64, ordinals: vec[i64]) -> bool:
         return False
     if wanted.needs_work(nothing):
         try:
-            shared.traffic.onboarding.bring_up(wanted, nothing, True, find_page_counters(state.counters))
+            shared.traffic.onboarding.bring_up(wanted, nothing, True, find_page_counters(state.request.counters))
         except StorageIOError as error:
             if len(shared.traffic.onboarding.failed) > 0:
                 raise make_load_failed(state, shared.traffic.onboarding.failed, str(error)) from error

@@ -49,8 +49,8 @@ def _resize(state: SequenceState, capacity: i64, history: i64) -> bool:
         return False
     if not state.request.is_admitted:
         admit(state)
-    if state.counters is not None:
-        record_growth(state, state.counters, old_num_blocks)
+    if state.request.counters is not None:
+        record_growth(state, state.request.counters, old_num_blocks)
     return True
 
 
@@ -105,7 +105,7 @@ def _apply(plan: ResizePlan) -> None:
     """Carry the plan out. Where the device refuses a copy before the first change, its error is raised and nothing has changed."""
     first = plan.turns[0].state
     shared = first.shared
-    account = find_page_counters(first.counters)
+    account = find_page_counters(first.request.counters)
     _evict(plan, account)
     staged: StagedCopies | None = None
     if len(plan.turns) > 1 or len(plan.turns[0].copies) > 0:

@@ -38,8 +38,7 @@ from .scratch import Scratch
 from .shared_state import NEVER, SharedState, Windows
 from .snapshot_plan import SnapshotPlan
 
-from librt.strings import BytesWriter, write_i32_le
-from mypy_extensions import i32
+from librt.strings import BytesWriter
 
 from ..reuse.token_packing import TOKEN_BYTES
 
@@ -52,50 +51,38 @@ class TokenTail:
     Packed little-endian, which is the native order of every machine that has a device for us.
     """
 
-    __slots__ = ("_packed", "count", "is_shared", "copies_on_resume", "publishes_at_close", "is_committing", "is_retired")
+    __slots__ = ("writer", "is_shared", "copies_on_resume", "publishes_at_close", "is_retired")
 
-    _packed: BytesWriter
-    count: i64
+    writer: Final[BytesWriter]
     is_shared: bool
     """The last block is published: only its leading tokens are ours."""
     copies_on_resume: bool
     """The shared last block is a partial match: the first resume makes a private copy of it."""
     publishes_at_close: bool
     """`stop_committing` has left the partial last block to `close`."""
-    is_committing: bool
     is_retired: bool
     """The path is below a retired root: what is committed stays private, and these are all tokens that are not published."""
 
     def __init__(self) -> None:
-        self._packed = BytesWriter()
-        self.count = 0
+        self.writer = BytesWriter()
         self.is_shared = False
         self.copies_on_resume = False
         self.publishes_at_close = False
-        self.is_committing = True
         self.is_retired = False
 
-    def append(self, token: i32) -> None:
-        write_i32_le(self._packed, token)
-        self.count += 1
-
-    def extend(self, packed: bytes) -> None:
-        self._packed.write(packed)
-        self.count += len(packed) // TOKEN_BYTES
+    @property
+    def count(self) -> i64:
+        return len(self.writer) // TOKEN_BYTES
 
     def take_back(self) -> None:
         """The last token was not appended."""
-        kept = self._packed.getvalue()
-        self._packed = BytesWriter()
-        self._packed.write(kept[: len(kept) - TOKEN_BYTES])
-        self.count -= 1
+        self.writer.truncate(len(self.writer) - TOKEN_BYTES)
 
     def packed(self) -> bytes:
-        return self._packed.getvalue()
+        return self.writer.getvalue()
 
     def clear(self) -> None:
-        self._packed = BytesWriter()
-        self.count = 0
+        self.writer.truncate(0)
 
 
 SUSPENDED: Final = 0
@@ -114,7 +101,7 @@ class Request:
 
     __slots__ = (
         "serial", "id", "scope", "priority_callback", "prompt_length", "kinds", "continues", "is_counted", "given", "given_end",
-        "retention", "is_admitted", "priorities", "copied", "to_learn", "written_end", "windows",
+        "retention", "is_admitted", "priorities", "copied", "to_learn", "written_end", "windows", "counters",
     )  # fmt: skip
 
     serial: Final[int]
@@ -149,6 +136,8 @@ class Request:
     """What the steps of all lists that were taken have room for: no more is committed. NEVER where the manager copies itself."""
     windows: Windows
     """Those of the manager until the caller sets a residency window."""
+    counters: SequenceCounters | None
+    """None if there are no statistics."""
 
     def __init__(self, serial: int, sequence_id: int, scope: ReuseScope, priority_callback: PriorityCallback | None) -> None:
         self.serial = serial
@@ -167,6 +156,7 @@ class Request:
         self.copied = []
         self.to_learn = None
         self.written_end = 0
+        self.counters = None
 
     def fork(self, serial: int, sequence_id: int, priority_callback: PriorityCallback | None) -> "Request":
         """The request of a sequence, or of a beam, that goes on from this one's."""
@@ -259,13 +249,14 @@ class Arrivals:
 @mypyc_attr(native_class=True)
 class SequenceState:
     __slots__ = (
-        "tail", "capacity", "history", "num_committed", "num_published", "next_window_move", "next_slow_capacity",
-        "forked_end", "shared", "status", "num_blocks", "batch_number", "has_beams", "blocks", "path_end", "tables", "window_begins",
-        "scratch", "stream", "timeline", "arrivals", "request", "recurrent", "sharing", "counters",
+        "tokens", "capacity", "history", "num_committed", "num_published", "next_window_move", "next_slow_capacity",
+        "forked_end", "tail", "shared", "status", "num_blocks", "batch_number", "has_beams", "blocks", "path_end",
+        "tables", "window_begins", "scratch", "stream", "timeline", "arrivals", "request", "recurrent", "sharing",
     )  # fmt: skip
 
     # What a step inside a block looks at comes first: compiled, it lies together, in two or three cache lines.
-    tail: TokenTail
+    tokens: BytesWriter | None
+    """The tail's, so that a step that appends one looks at no object between; None after `stop_committing`."""
     capacity: i64
     history: i64
     num_committed: i64
@@ -274,9 +265,11 @@ class SequenceState:
     """The least history length at which some window begins later than now."""
     next_slow_capacity: i64
     """The least capacity behind the last block, where any other of that block changes nothing but the numbers; else 0. The bound is kept by
-    the resize that finds it (`record_next_slow_capacity`), and taken away by whatever may make it untrue."""
+    the resize that finds it (`record_next_slow_capacity`), and taken away by whatever may make it untrue. 0 where a list of copies is taken
+    between a resize and a commit, which has to look whether one was."""
     forked_end: i64
     """0 if nothing behind the published path is or was shared by a fork."""
+    tail: TokenTail
     shared: Final[SharedState]
     status: i64
     num_blocks: i64
@@ -297,8 +290,6 @@ class SequenceState:
     request: Final[Request]
     recurrent: Recurrent
     sharing: Sharing
-    counters: SequenceCounters | None
-    """None if there are no statistics."""
 
     def __init__(self, shared: SharedState, request: Request, stream: int) -> None:
         """An empty, suspended sequence, not in the tree: `residency.hold_match` pins where its path ends."""
@@ -315,6 +306,7 @@ class SequenceState:
         self.batch_number = 0
         self.has_beams = False
         self.tail = TokenTail()
+        self.tokens = self.tail.writer
         self.blocks = []
         self.path_end = UNPINNED
         self.tables = [PageTable() for _ in shared.life_cycles]
@@ -328,7 +320,6 @@ class SequenceState:
         request.written_end = shared.traffic.first_written_end
         self.recurrent = Recurrent()
         self.sharing = Sharing()
-        self.counters = None
         self.record_next_window_move()
 
     def reopen(self) -> None:
@@ -341,6 +332,7 @@ class SequenceState:
         self.num_published = 0
         self.forked_end = 0
         self.tail = TokenTail()
+        self.tokens = self.tail.writer
         self.path_end = UNPINNED
         for table in self.tables:
             table.resize(0)
@@ -373,6 +365,7 @@ class SequenceState:
             self.status != ACTIVE
             or self.has_beams
             or self.shared.has_state
+            or self.shared.traffic.first_written_end < NEVER
             or self.tail.is_shared
             or len(self.arrivals.points) > 0
             or self.scratch.is_enabled
@@ -391,6 +384,10 @@ class SequenceState:
     @property
     def id(self) -> int:
         return self.request.id
+
+    @property
+    def is_committing(self) -> bool:
+        return self.tokens is not None
 
     def is_published(self, ordinal: i64) -> bool:
         """Whether the tree keeps its pages when the sequence releases them."""

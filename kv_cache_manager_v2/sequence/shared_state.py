@@ -189,7 +189,7 @@ class Traffic:
     is_external: Final[bool]
     """As in the configuration."""
     first_written_end: Final[i64]
-    """Of a sequence before a list of copies was taken: `SequenceState.written_end`."""
+    """Of a sequence before a list of copies was taken: `Request.written_end`."""
     demand: DemandSampler | None
     """None until the manager is whole."""
 

@@ -10,6 +10,7 @@
 False means that nothing has changed, and that the whole call has to look: there is more to do, or something is wrong.
 """
 
+from librt.strings import write_i32_le
 from mypy_extensions import i32, i64
 
 from ..base.ids import PRIORITY_DEFAULT
@@ -58,12 +59,11 @@ def is_small_commit(state: SequenceState) -> bool:
     num_committed = state.num_committed + 1
     return (
         num_committed <= state.capacity
-        and num_committed <= state.request.written_end
         and num_committed < state.next_window_move
+        and num_committed < (state.num_published + 1) * state.shared.tokens_per_block
         and state.forked_end <= state.num_published
-        and (state.next_slow_capacity > 0 or _is_plain(state))
-        and state.tail.is_committing
-        and state.tail.count + 1 < state.shared.tokens_per_block
+        and state.is_committing
+        and (state.next_slow_capacity > 0 or (num_committed <= state.request.written_end and _is_plain(state)))
     )
 
 
@@ -75,7 +75,8 @@ def _is_plain(state: SequenceState) -> bool:
 def make_small_commit(state: SequenceState, token: i32) -> None:
     """One token id, known to be good."""
     num_committed = state.num_committed + 1
-    state.tail.append(token)
+    assert state.tokens is not None, "a small commit after stop_committing()"
+    write_i32_le(state.tokens, token)
     state.num_committed = num_committed
     if state.history < num_committed:
         state.history = num_committed

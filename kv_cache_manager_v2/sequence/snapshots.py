@@ -62,7 +62,7 @@ def _make_room(state: SequenceState) -> bool:
         return False
     shared.guard.begin_change()
     try:
-        shared.traffic.room.free_slots(GPU_LEVEL, pool_group, 1, CAPACITY, find_page_counters(state.counters))
+        shared.traffic.room.free_slots(GPU_LEVEL, pool_group, 1, CAPACITY, find_page_counters(state.request.counters))
     except PageMoveError as error:
         _logger.warning("a snapshot of recurrent state is left out: %s", str(error))
         shared.guard.end_change()
@@ -88,7 +88,7 @@ def _find_free_slot(state: SequenceState, plan: SnapshotPlan) -> bool:
     if rows.level(page) > GPU_LEVEL or rows.num_holds(page) > 0:
         return False
     shared.guard.begin_change()
-    drop(storage, page, pool_group, SUPERSEDED, find_page_counters(state.counters))
+    drop(storage, page, pool_group, SUPERSEDED, find_page_counters(state.request.counters))
     shared.tree.prune(block)
     shared.guard.end_change()
     return True
@@ -113,7 +113,7 @@ def _copy_state(state: SequenceState, position: i64) -> Block | None:
     storage = shared.storage
     life_cycle = shared.state_life_cycle
     pool_group = storage.pool_group_of[life_cycle]
-    account = find_page_counters(state.counters)
+    account = find_page_counters(state.request.counters)
     digest_mark = storage.digest.mark()
     block = shared.tree.pool.take()
     page = block.first_page + life_cycle

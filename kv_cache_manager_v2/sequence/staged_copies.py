@@ -113,8 +113,8 @@ def _take_copy(state: SequenceState, ordinal: i64, target: Block, mark: i64, acc
                 note_copied(state, state.blocks[ordinal], life_cycle, priority)
             release_page(state, life_cycle, ordinal, mark)
             storage.counters.record_copied(GPU_LEVEL, GPU_LEVEL, storage.pool_group_of[life_cycle], 1, account)
-            if state.counters is not None:
-                state.counters.add_blocks(life_cycle, ALLOCATED, 1)
+            if state.request.counters is not None:
+                state.request.counters.add_blocks(life_cycle, ALLOCATED, 1)
     release_owner(state.shared.tree, state.blocks[ordinal])
     state.blocks[ordinal] = target
     if ordinal == state.num_published:

@@ -33,7 +33,7 @@ def require_usable(state: SequenceState, status: i64, call: str) -> None:
 
 def require_committing(state: SequenceState, call: str) -> None:
     require_usable(state, ACTIVE, call)
-    if not state.tail.is_committing:
+    if not state.is_committing:
         raise LogicError(f"sequence {state.id}: {call}() after stop_committing()")
 
 
@@ -68,7 +68,7 @@ def validate_resize(state: SequenceState, capacity: i64, history: i64) -> None:
 
 def validate_next_token(state: SequenceState, call: str) -> None:
     """The caller's mistakes in a batch's commit of one token; changes nothing."""
-    if state.status != ACTIVE or not state.tail.is_committing or state.has_beams or state.sharing.planned is not None:
+    if state.status != ACTIVE or not state.is_committing or state.has_beams or state.sharing.planned is not None:
         require_committing(state, call)
         require_committed_before(state, call)
         require_one_beam(state, call, BEAMS_COMMIT)

@@ -1,6 +1,6 @@
 """The usage recorder enters a sequence's calls into the statistics: once they have succeeded, never while they are planned.
 
-With ``enable_stats=False`` nothing is counted, and `SequenceState.counters` is None; a test for that is all that the calls then
+With ``enable_stats=False`` nothing is counted, and `Request.counters` is None; a test for that is all that the calls then
 cost. A decode step that crosses no block boundary enters nothing.
 """
 
@@ -56,11 +56,11 @@ class UsageRecorder:
         """Count what the sequence does from here on; in the total too if ``is_counted``."""
         storage = state.shared.storage
         total = self.total if is_counted else None
-        state.counters = SequenceCounters(storage.rows.num_life_cycles, storage.counters, total, prompt_length)
+        state.request.counters = SequenceCounters(storage.rows.num_life_cycles, storage.counters, total, prompt_length)
 
     def record_match(self, state: SequenceState, packed: bytes, match: Match, num_untrimmed: i64) -> None:
         """Record what the match found, and why it found no more. The state holds the match already."""
-        counters = state.counters
+        counters = state.request.counters
         if counters is None:
             return
         usage = counters.usage
@@ -89,7 +89,7 @@ class UsageRecorder:
 
         Its prompt stays what it found at first. Only what a disk could not read is missed instead, if the total does not have it yet.
         """
-        counters = state.counters
+        counters = state.request.counters
         if counters is None:
             return
         usage = counters.usage
@@ -176,7 +176,7 @@ def record_request(state: SequenceState, counters: SequenceCounters) -> None:
 def record_use(state: SequenceState) -> None:
     """Its path is in use: of a fork once it is open, which has asked for nothing, and up to the end, before it is released."""
     history = state.shared.tree.history
-    if history is not None and state.counters is not None and state.request.is_admitted:
+    if history is not None and state.request.counters is not None and state.request.is_admitted:
         history.record_use(state.path_end.first_page)
 
 

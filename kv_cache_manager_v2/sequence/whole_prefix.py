@@ -89,8 +89,8 @@ def make_load_failed(state: SequenceState, bad: list[int], reason: str) -> LoadF
     packed = pack_committed(state, kept)
     root = shared.tree.find_root(state.request.scope)
     num_tokens = cut_to_slots(shared, root, packed, find_whole(shared, root, packed)).match.num_tokens
-    if state.counters is not None:
-        state.counters.num_lost = state.num_committed - num_tokens
+    if state.request.counters is not None:
+        state.request.counters.num_lost = state.num_committed - num_tokens
     return LoadFailed(
         f"sequence {state.id} cannot go on: {reason}. Its first {num_tokens} tokens are there: rewind({num_tokens}) and compute the "
         f"others again, or close() it",

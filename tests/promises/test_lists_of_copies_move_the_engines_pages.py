@@ -14,6 +14,7 @@ from kv_cache_manager_v2 import (
     CacheTier,
     CopyListError,
     CopyWorker,
+    DecodeBatch,
     ExternalCacheTierConfig,
     GpuCacheTierConfig,
     HostCacheTierConfig,
@@ -145,12 +146,15 @@ def begin_step(manager: KVCacheManager, num_tokens: int = 6) -> KVCache:
 
 def test_no_page_is_published_before_the_list_of_its_step() -> None:
     with KVCacheManager(listing_config()) as manager, begin_step(manager) as kv_cache:
+        batch = DecodeBatch(manager, 1, 8)
+        batch.join(kv_cache)
         before = manager.describe()
-        calls: list[Callable[[], None]] = [
+        calls: list[Callable[[], object]] = [
             lambda: kv_cache.commit_input(),
             lambda: kv_cache.commit(list(range(6))),
             lambda: kv_cache.commit([0]),
             lambda: manager.commit_batch([kv_cache], [0]),
+            lambda: batch.step([0]),
         ]
         for call in calls:
             with pytest.raises(CopyListError, match=r"take_copies\(\) comes between its resize\(\) and its commit\(\)"):

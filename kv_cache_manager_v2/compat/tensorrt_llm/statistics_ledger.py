@@ -51,7 +51,7 @@ class RequestCounts:
     def take_pending(self) -> vec[i64]:
         """By layer group and kind of count, what has come since the last time."""
         pending = vec[i64]([0] * len(self.committed))
-        counters = self.state.counters
+        counters = self.state.request.counters
         if counters is None:
             return pending
         counts = counters.usage.counts
@@ -62,7 +62,7 @@ class RequestCounts:
 
     @property
     def has_pending(self) -> bool:
-        counters = self.state.counters
+        counters = self.state.request.counters
         if counters is None or self.is_excluded:
             return False
         counts = counters.usage.counts
