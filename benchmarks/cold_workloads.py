@@ -27,6 +27,7 @@ KINDS: Final = {
     "probe": "how much of a prompt of 32k is cached",
     "step_256": "a decode step of 256 sequences, two block tables",
     "step_1": "a decode step of one sequence, two block tables",
+    "nothing": "nothing: what reading the clock costs, in each row",
 }
 
 
@@ -85,6 +86,7 @@ def cold_caches(size: Size) -> dict[str, float]:
                 found = _prompts(manager, rounds, is_cold, long)
                 found["step_256"] = _steps(manager, 256, rounds, is_cold, short)
                 found["step_1"] = _steps(manager, 1, rounds, is_cold, short)
+                found["nothing"] = _time([lambda: None] * rounds, is_cold)
                 for kind, times in found.items():
                     figures[f"{kind}_{setting}_{'cold' if is_cold else 'tight'}"] = statistics.median(times)
                     if is_cold:
