@@ -126,7 +126,7 @@ CANARIES = (
         "sinks are forgotten",
         "sequence/sequence_state.py",
         "SequenceState.holds_page",
-        "return ordinal < self.shared.windows.num_sink_blocks[life_cycle]",
+        "return ordinal < self.request.windows.num_sink_blocks[life_cycle]",
         "return False",
     ),
     Canary(
