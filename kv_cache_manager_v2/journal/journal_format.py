@@ -78,7 +78,7 @@ forgotten sequence.
 from typing import Final
 
 MAGIC: Final = b"KVCM"
-VERSION: Final = 42
+VERSION: Final = 43
 
 CREATE: Final = 1
 RESUME: Final = 2

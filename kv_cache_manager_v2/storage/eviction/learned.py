@@ -355,7 +355,8 @@ class LearnedQueue(RequestRuns):
         return page
 
     def _goes_later(self, mates: BlockMates, page: i64) -> bool:
-        """A victim goes after its block's leading page: to those that wait, if that one was reused, or into its segment."""
+        """A victim goes after its block's leading page: to those that wait, if that one was reused, or into its segment. Its own stays, as
+        `_leave` says: other pages of it may be held, and come back there."""
         note = self._notes.get(page)
         if note & STATUS_MASK != IN_SEGMENT:
             return False
@@ -366,7 +367,6 @@ class LearnedQueue(RequestRuns):
                 return False
             self._leave(page)
             self.records.note_left(segment, 1)
-            self._free_if_empty(segment)
             self.records.note_pushed(1)
             goal = self._find_segment(WAITING << PATH_SHIFT, priority, 0)
         else:
@@ -379,7 +379,6 @@ class LearnedQueue(RequestRuns):
             ):  # fmt: skip
                 return False
             self._leave(page)
-            self._free_if_empty(segment)
         self._put_in(goal, page)
         return True
 
