@@ -10,7 +10,7 @@ from ..reuse.reuse_scope import ReuseScope
 from ..reuse.state_match import NO_STATE_MATCH, StateMatch
 from ..reuse.token_packing import TOKEN_BYTES
 from ..sequence.planned_blocks import PlannedBlock
-from ..sequence.planned_match import find_path
+from ..sequence.planned_match import cut_path, find_path
 from ..sequence.shared_state import SharedState
 from ..sequence.whole_prefix import count_resumable, cut_to_slots, find_longest, find_whole
 from ..storage.page_removal import settle_reads
@@ -73,31 +73,31 @@ class PrefixMatches:
     def _go_on_planned(self, root: Block, packed: bytes, found: StateMatch) -> StateMatch:
         """The match with planned blocks, if it is longer so."""
         shared = self._shared
-        path = find_path(shared, root, packed)
-        if len(path.planned) == 0:
+        blocks, planned = find_path(shared, root, packed)
+        if len(planned) == 0:
             return found
-        num_blocks: i64 = len(path.blocks)
+        num_blocks: i64 = len(blocks)
         num_content = num_blocks * shared.tokens_per_block
-        num_untrimmed = shared.matcher.count_with_windows(path.blocks, num_blocks) * shared.tokens_per_block
+        num_untrimmed = shared.matcher.count_with_windows(blocks, num_blocks) * shared.tokens_per_block
         if self._backoff > 0:
             end = (num_content if num_content > self.num_content else self.num_content) - self._backoff
             if end < num_content:
                 num_blocks = end // shared.tokens_per_block if end > 0 else 0
         num_blocks = count_resumable(shared, num_blocks * shared.tokens_per_block) // shared.tokens_per_block
-        num_blocks = shared.matcher.count_with_windows(path.blocks, num_blocks)
+        num_blocks = shared.matcher.count_with_windows(blocks, num_blocks)
         num_tokens = num_blocks * shared.tokens_per_block
         if num_tokens <= found.match.num_tokens:
             return found
-        path.cut(num_blocks)
-        if len(path.planned) == 0:
+        cut_path(blocks, planned, num_blocks)
+        if len(planned) == 0:
             # Blocks that are promised do not make more of the published ones match.
             return found
         if num_content > self.num_content and self.num_content > 0:
             self.num_content = num_content
-        self.planned = path.planned
+        self.planned = planned
         if num_untrimmed > self.num_untrimmed:
             self.num_untrimmed = num_untrimmed
-        return StateMatch(Match(path.blocks, num_tokens), num_tokens, num_tokens, None, 0)
+        return StateMatch(Match(blocks, num_tokens), num_tokens, num_tokens, None, 0)
 
     def _find_published(self, root: Block, packed: bytes, settles: bool) -> StateMatch:
         shared = self._shared

@@ -4,40 +4,25 @@ They serve whole only, and where their pages exist. All that a prefix needs of t
 without a window, and of a window's blocks for layers with one, be they published or planned.
 """
 
-from typing import final
-
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..reuse.block import Block
 from .planned_blocks import PlannedBlock
 from .shared_state import SharedState
 
 
-@final
-@mypyc_attr(native_class=True)
-class PlannedMatch:
-    """``blocks``: of the tree, and behind them those of ``planned``. All are whole; nothing is held."""
-
-    __slots__ = ("blocks", "planned")
-
-    blocks: list[Block]
-    planned: list[PlannedBlock]
-
-    def __init__(self) -> None:
-        self.blocks = []
-        self.planned = []
-
-    def cut(self, num_blocks: i64) -> None:
-        """Keep the first so many blocks."""
-        num_published: i64 = len(self.blocks) - len(self.planned)
-        del self.blocks[int(num_blocks) :]
-        left = num_blocks - num_published
-        del self.planned[int(left if left > 0 else 0) :]
+def cut_path(blocks: list[Block], planned: list[PlannedBlock], num_blocks: i64) -> None:
+    """Keep the first so many blocks."""
+    num_published = len(blocks) - len(planned)
+    del blocks[int(num_blocks) :]
+    del planned[max(int(num_blocks) - num_published, 0) :]
 
 
-def find_path(shared: SharedState, root: Block, packed: bytes) -> PlannedMatch:
-    """The whole blocks of the packed tokens, published or planned, that have the pages of all layers without a window."""
-    found = PlannedMatch()
+def find_path(shared: SharedState, root: Block, packed: bytes) -> tuple[list[Block], list[PlannedBlock]]:
+    """The whole blocks of the packed tokens, of the tree and behind them planned ones, that have the pages of all layers without a window;
+    and which of them are planned. Nothing is held."""
+    blocks: list[Block] = []
+    planned_ones: list[PlannedBlock] = []
     tree = shared.tree
     matcher = shared.matcher
     node: Block | None = root
@@ -55,12 +40,12 @@ def find_path(shared: SharedState, root: Block, packed: bytes) -> PlannedMatch:
             break
         if not matcher.has_unbounded_pages(block):
             break
-        found.blocks.append(block)
+        blocks.append(block)
         if child is None and planned is not None:
-            found.planned.append(planned)
+            planned_ones.append(planned)
         node = child
         above = planned
         position += tree.block_bytes
     if not shared.storage.reads.is_idle:
-        found.cut(shared.count_whole_blocks(found.blocks))
-    return found
+        cut_path(blocks, planned_ones, shared.count_whole_blocks(blocks))
+    return blocks, planned_ones
