@@ -106,8 +106,7 @@ def stop_committing(state: SequenceState, is_closing: bool) -> None:
     The sequence may be active or suspended. ``is_closing``: it will read and write nothing any more. Where indices stay, the block is
     published by then only: a published block is copied before it is written.
     """
-    if state.sharing.planned is not None:
-        take_back(state, 0)
+    take_back(state, 0)
     publishes = (state.is_committing or state.tail.publishes_at_close) and not state.tail.is_retired
     publishes = publishes and not state.shared.traffic.takes_no_copies
     if publishes and state.tail.count > 0 and not state.tail.is_shared:

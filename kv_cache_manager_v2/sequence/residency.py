@@ -280,12 +280,10 @@ def suspend(state: SequenceState) -> None:
     """Unlock every page and release scratch slots; the stream may be destroyed afterwards. Cannot fail."""
     shared = state.shared
     shared.guard.begin_change()
-    if state.sharing.planned is not None:
-        take_back(state, 0)
+    take_back(state, 0)
     storage = shared.storage
     mark = shared.order.mark(state.timeline)
-    if state.sharing.twins is not None:
-        end_twins(state, mark)
+    end_twins(state, mark)
     if has_window(state):
         end_required(state)
     for life_cycle in range(shared.num_life_cycles):
@@ -330,13 +328,11 @@ def close(state: SequenceState) -> None:
     settle_arrivals(state)
     if has_window(state) and state.status == ACTIVE:
         suspend(state)
-    if state.sharing.planned is not None:
-        leave_writers(state)
+    leave_writers(state)
     close_beams(state, 1)
     tree = shared.tree
     mark = shared.order.mark(state.timeline) if state.timeline != NO_TIMELINE else NO_POINT
-    if state.sharing.twins is not None:
-        end_twins(state, mark)
+    end_twins(state, mark)
     state.scratch.release_all(mark)
     leave_last_state(state)
     # Not in a change, as Ctrl-C may come while a disk is written, and the rest goes by closing again; a last state is left only once.

@@ -27,8 +27,7 @@ def require_status(state: SequenceState, status: i64, call: str) -> None:
 def require_usable(state: SequenceState, status: i64, call: str) -> None:
     """Refuse a sequence of another status, or one that has read planned blocks which are lost."""
     require_status(state, status, call)
-    if state.sharing.planned is not None:
-        require_valid(state, call)
+    require_valid(state, call)
 
 
 def require_committing(state: SequenceState, call: str) -> None:
