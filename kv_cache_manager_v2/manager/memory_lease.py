@@ -11,6 +11,7 @@ from typing import Final, final
 from mypy_extensions import mypyc_attr
 
 from ..base.package_log import PackageLog
+from ..base.ids import CacheTier
 from ..device.cold_page_codec import ColdPageCodec
 from ..device.port import Device
 from ..storage.page_mover import PageMover
@@ -53,9 +54,15 @@ def open_storage(
     mover = PageMover(device, order, storage.pool_groups, storage.num_pool_groups, storage.num_levels, packer)
     if len(levels) > 1:
         try:
-            packed = [() if codec is None else layout.slot_bytes(index, 1) for index in range(layout.num_pool_groups)]
+            packed = [() if codec is None else layout.slot_bytes(index, 1) * 2 for index in range(layout.num_pool_groups)]
             mover.open_bounce([(*layout.slot_bytes(index), *packed[index]) for index in range(layout.num_pool_groups)])
+            if packer is not None:
+                largest = max([layout.slot_bytes_total(index, 1) for index in range(layout.num_pool_groups)])
+                for number, level in enumerate(levels):
+                    if level.tier == CacheTier.DISK:
+                        packer.open_staging(number, largest)
         except BaseException:
+            mover.close()
             storage.close()
             raise
     return storage, mover

@@ -1,7 +1,7 @@
 """The bounce slot: one slot of host memory for each pool group, outside every quota. Where two levels are full, pages swap through it.
 
-Where a codec packs pages there are two, for both are saved as they are before either is packed or unpacked: undone, the exchange leaves
-the bytes that there were.
+Where a codec packs pages there are three: both pages are saved as they are before either is packed or unpacked, so that an exchange that
+is undone leaves the bytes that there were, and the page that is packed waits in the third, as a codec reaches no disk.
 
 Without it a suspended sequence whose pages lie below could never be onboarded again while every level is full of pages that
 must stay.
@@ -30,7 +30,7 @@ class BounceSlots:
     _device: Final[Device]
     _packer: Final[PagePacker | None]
     _ranges: Final[list[list[MemoryRange]]]
-    """By pool group and pool; with a packer, one for the packed page behind them."""
+    """By pool group and pool; with a packer, two for packed pages behind them."""
 
     def __init__(self, device: Device, packer: PagePacker | None) -> None:
         self._device = device
@@ -88,6 +88,7 @@ class BounceSlots:
         low_slot: i64,
         high: PoolGroup,
         high_slot: i64,
+        waits: bool,
         rising: i64,
         sinking: i64,
     ) -> None:
@@ -95,32 +96,43 @@ class BounceSlots:
         packer = self._packer
         assert packer is not None
         ranges = self._ranges[pool_group]
+        num_pools = len(high.slot_bytes)
         num_bytes = low.slot_bytes[0]
         address = low.base_addresses[0] + low_slot * num_bytes
-        saved = ranges[len(high.slot_bytes)].address
-        for pool in range(len(high.slot_bytes)):
+        saved, packed = ranges[num_pools].address, ranges[num_pools + 1].address
+        for pool in range(num_pools):
             size = high.slot_bytes[pool]
             self._copy(stream, CacheTier.HOST_MEM, ranges[pool].address, high.tier, high.base_addresses[pool] + high_slot * size, size)
+        if waits:
+            self._wait(stream)
         self._copy(stream, CacheTier.HOST_MEM, saved, low.tier, address, num_bytes)
+        if waits:
+            self._device.synchronize_stream(stream)
+        is_written = False
         try:
-            packer.pack(stream, vec[i64]([sinking]), high, vec[i64]([high_slot]), vec[i64]([address]))
+            packer.pack(stream, vec[i64]([sinking]), high, vec[i64]([high_slot]), vec[i64]([i64(packed)]))
             packer.unpack(stream, vec[i64]([rising]), high, vec[i64]([high_slot]), vec[i64]([i64(saved)]))
+            is_written = True
+            self._copy(stream, low.tier, address, CacheTier.HOST_MEM, packed, num_bytes)
         except Exception as error:
-            self._put_back_saved(stream, pool_group, low, low_slot, high, high_slot, error)
+            self._put_back_saved(stream, pool_group, low, low_slot, high, high_slot, is_written, error)
             raise
 
     def _put_back_saved(
-        self, stream: int, pool_group: i64, low: PoolGroup, low_slot: i64, high: PoolGroup, high_slot: i64, why: Exception
+        self, stream: int, pool_group: i64, low: PoolGroup, low_slot: i64, high: PoolGroup, high_slot: i64, is_written: bool, why: Exception
     ) -> None:
-        """Both slots as they were before `swap_packed`."""
+        """Both slots as they were before `swap_packed`; that of ``low`` if it may have been written to. What reads it is waited for."""
         ranges = self._ranges[pool_group]
         num_bytes = low.slot_bytes[0]
         try:
             for pool in range(len(high.slot_bytes)):
                 size = high.slot_bytes[pool]
                 self._copy(stream, high.tier, high.base_addresses[pool] + high_slot * size, CacheTier.HOST_MEM, ranges[pool].address, size)
-            saved = ranges[len(high.slot_bytes)].address
-            self._copy(stream, low.tier, low.base_addresses[0] + low_slot * num_bytes, CacheTier.HOST_MEM, saved, num_bytes)
+            if is_written:
+                if low.tier == CacheTier.DISK:
+                    self._wait(stream)
+                saved = ranges[len(high.slot_bytes)].address
+                self._copy(stream, low.tier, low.base_addresses[0] + low_slot * num_bytes, CacheTier.HOST_MEM, saved, num_bytes)
         except Exception:
             raise _describe_lost_bytes(why) from why
 
@@ -129,7 +141,7 @@ class BounceSlots:
     ) -> None:
         """After a `swap` or `swap_packed` that was enqueued. An assertion fails as there."""
         if self._packer is not None:
-            self._put_back_saved(stream, pool_group, low, low_slot, high, high_slot, why)
+            self._put_back_saved(stream, pool_group, low, low_slot, high, high_slot, True, why)
         else:
             self._swap_back(stream, pool_group, len(low.slot_bytes), low, low_slot, high, high_slot, why)
 

@@ -108,10 +108,10 @@ class PageMover:
                     self._device.copy_batch(stream, batch)
             elif source_level == 0:
                 addresses = _list_addresses(target.base_addresses[0], targets, target.slot_bytes[0], count)
-                packer.pack(stream, pages, source, sources, addresses)
+                packer.move_down(stream, pages, source, sources, target, addresses, target_level)
             else:
                 addresses = _list_addresses(source.base_addresses[0], sources, source.slot_bytes[0], count)
-                packer.unpack(stream, pages, target, targets, addresses)
+                packer.move_up(stream, pages, target, targets, source, addresses, source_level)
         except Exception as error:
             if times is not None and timer != NO_TIMER:
                 times.cancel(timer)
@@ -168,10 +168,11 @@ class PageMover:
         self._order.wait(timeline, high.allocator.ready[high_slot])
         stream = self._order.stream_of(timeline)
         try:
+            waits = verify and low.tier == CacheTier.DISK
             if self._packer is not None:
-                self._bounce.swap_packed(stream, pool_group, low, low_slot, high, high_slot, rising, sinking)
+                self._bounce.swap_packed(stream, pool_group, low, low_slot, high, high_slot, waits, rising, sinking)
             else:
-                self._bounce.swap(stream, pool_group, low, low_slot, high, high_slot, verify and low.tier == CacheTier.DISK)
+                self._bounce.swap(stream, pool_group, low, low_slot, high, high_slot, waits)
         except AssertionError:
             raise
         except Exception as error:
@@ -193,6 +194,8 @@ class PageMover:
         while len(self._streams) > 0:
             self._device.destroy_stream(self._streams.pop())
         self._bounce.close()
+        if self._packer is not None:
+            self._packer.close()
 
 
 def _list_addresses(base: i64, slots: vec[i64], num_bytes: i64, count: i64) -> vec[i64]:

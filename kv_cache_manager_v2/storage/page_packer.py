@@ -1,21 +1,30 @@
-"""Pages between level 0 and the levels below, where a codec packs them: the codec is called once for each layer group."""
+"""Pages between level 0 and the levels below, where a codec packs them: the codec is called once for each layer group.
+
+A codec reaches memory only: between it and a disk pages pass through staging slots, a few for each disk level and direction. Each direction
+has a stream, on which staging slots are free again in order.
+"""
 
 from typing import Final, final
 
-from librt.vecs import vec
+from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.checks import to_bool, to_int_within, to_text
 from ..base.ids import CacheTier
+from ..config.cache_tier_config import DiskCacheTierConfig
 from ..config.config_value import MAX_CONFIG_INT
 from ..config.manager_config import KVCacheManagerConfig
 from ..device.cold_page_codec import ColdPageCodec
-from ..device.port import Device
+from ..device.memory_range import MemoryRange
+from ..device.port import CopyBatch, Device
 from ..layout.slot_desc import SlotDescVariant
 from ..layout.registry import LifeCycleRegistry
 from ..layout.slot_layout import SlotLayout, compute_slot_layout
 from ..pools.pool_group import PoolGroup
 from .page_rows import PageRows
+
+_NUM_STAGING_SLOTS: Final = 8
+"""More pages than that pass in parts, each behind the disk's work on the part before it."""
 
 
 def to_codec(codec: object, config: KVCacheManagerConfig, journal: str | None) -> ColdPageCodec | None:
@@ -31,10 +40,10 @@ def to_codec(codec: object, config: KVCacheManagerConfig, journal: str | None) -
             "out, or give a GpuCacheTierConfig and a HostCacheTierConfig"
         )
     for level, tier in enumerate(config.cache_tiers):
-        if tier.tier == CacheTier.DISK:
+        if isinstance(tier, DiskCacheTierConfig) and tier.durable:
             raise ValueError(
-                f"cold_page_codec is given and cache_tiers[{level}] is a {type(tier).__name__}: packed pages are kept in host memory only. "
-                "Leave the codec out, or that level"
+                f"cold_page_codec is given and cache_tiers[{level}] is durable: a folder holds pages as kernels wrote them. Leave the "
+                "codec out, or give durable=False"
             )
     if journal is not None:
         raise ValueError("journal is given with a cold_page_codec, without which no rerun has the same slots: leave one of them out")
@@ -60,19 +69,81 @@ def lay_out_slots(config: KVCacheManagerConfig, registry: LifeCycleRegistry, cod
 @final
 @mypyc_attr(native_class=True)
 class PagePacker:
-    __slots__ = ("_codec", "_device", "_variants", "_rows")
+    """Owns its staging slots, from `open_staging` until `close`."""
+
+    __slots__ = ("_codec", "_device", "_variants", "_rows", "_staging")
 
     _codec: Final[ColdPageCodec]
     _device: Final[Device]
     _variants: Final[list[SlotDescVariant]]
     """By life cycle."""
     _rows: Final[PageRows]
+    _staging: Final[dict[int, MemoryRange]]
+    """By level, upwards as the number and downwards as its negative."""
 
     def __init__(self, codec: ColdPageCodec, device: Device, layout: SlotLayout, rows: PageRows) -> None:
         self._codec = codec
         self._device = device
         self._variants = layout.slot_variants()
         self._rows = rows
+        self._staging = {}
+
+    def move_down(
+        self, stream: int, pages: vec[i64], high: PoolGroup, high_slots: vec[i64], low: PoolGroup, low_addresses: vec[i64], level: i64
+    ) -> None:
+        """Enqueue the packing of pages, from slots of level 0 to addresses of a pool group below."""
+        if low.tier != CacheTier.DISK:
+            self.pack(stream, pages, high, high_slots, low_addresses)
+            return
+        num_bytes = low.slot_bytes[0]
+        for begin in range(0, len(low_addresses), _NUM_STAGING_SLOTS):
+            addresses = low_addresses[begin : begin + _NUM_STAGING_SLOTS]
+            staged = self._stage(-level, num_bytes, len(addresses))
+            self.pack(stream, pages[begin : begin + _NUM_STAGING_SLOTS], high, high_slots[begin : begin + _NUM_STAGING_SLOTS], staged)
+            self._copy(stream, low.tier, addresses, CacheTier.HOST_MEM, staged, num_bytes)
+
+    def move_up(
+        self, stream: int, pages: vec[i64], high: PoolGroup, high_slots: vec[i64], low: PoolGroup, low_addresses: vec[i64], level: i64
+    ) -> None:
+        """Enqueue the unpacking of pages, from addresses of a pool group below into slots of level 0."""
+        if low.tier != CacheTier.DISK:
+            self.unpack(stream, pages, high, high_slots, low_addresses)
+            return
+        num_bytes = low.slot_bytes[0]
+        for begin in range(0, len(low_addresses), _NUM_STAGING_SLOTS):
+            addresses = low_addresses[begin : begin + _NUM_STAGING_SLOTS]
+            staged = self._stage(level, num_bytes, len(addresses))
+            self._copy(stream, CacheTier.HOST_MEM, staged, low.tier, addresses, num_bytes)
+            self.unpack(stream, pages[begin : begin + _NUM_STAGING_SLOTS], high, high_slots[begin : begin + _NUM_STAGING_SLOTS], staged)
+
+    def _stage(self, way: i64, num_bytes: i64, count: i64) -> vec[i64]:
+        """Addresses of so many staging slots."""
+        memory = self._staging[int(way)]
+        addresses = vec[i64](capacity=count)
+        for position in range(count):
+            addresses = append(addresses, memory.address + position * num_bytes)
+        return addresses
+
+    def _copy(
+        self, stream: int, target_tier: CacheTier, targets: vec[i64], source_tier: CacheTier, sources: vec[i64], num_bytes: i64
+    ) -> None:
+        batch = CopyBatch(target_tier, source_tier, num_bytes)
+        batch.dst_addresses = targets
+        batch.src_addresses = sources
+        batch.count = len(targets)
+        self._device.copy_batch(stream, batch)
+
+    def open_staging(self, level: int, slot_bytes: int) -> None:
+        """Get the staging slots of a disk level, of which the largest slot has so many bytes. An error leaves what `close` releases."""
+        for way in (level, -level):
+            self._staging[way] = memory = MemoryRange(self._device, CacheTier.HOST_MEM, _NUM_STAGING_SLOTS * slot_bytes)
+            memory.resize(_NUM_STAGING_SLOTS * slot_bytes)
+
+    def close(self) -> None:
+        """Release the staging slots. Nothing that was enqueued is running."""
+        for memory in self._staging.values():
+            memory.close()
+        self._staging.clear()
 
     def pack(self, stream: int, pages: vec[i64], high: PoolGroup, high_slots: vec[i64], low_addresses: vec[i64]) -> None:
         """Enqueue the packing of pages, from slots of level 0."""

@@ -1,6 +1,7 @@
 """With a codec the levels below level 0 hold packed pages: more of them in the same bytes, and what comes back is as the codec says."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -25,6 +26,7 @@ from kv_cache_manager_v2 import (
     KVCacheManager,
     KVCacheManagerConfig,
     LayerId,
+    ModelId,
     PageMoveError,
     SlotDescVariant,
     plan_capacity,
@@ -144,8 +146,8 @@ def test_lossless_codecs_keep_every_byte(host_slots: int, write_policy: str) -> 
 
 def test_pages_swap_where_all_levels_are_full() -> None:
     """4 + 4 slots hold two sequences of 4 pages: each comes up only as the other one sinks."""
-    for seed in range(4):
-        with Bench(tiered_config(4, [("host", 4)]), SimulatedDevice(seed), codec=ReversingCodec(0)) as bench:
+    for seed, tier in enumerate(["host", "disk"] * 3):
+        with Bench(tiered_config(4, [(tier, 4)]), SimulatedDevice(seed), codec=ReversingCodec(0)) as bench:
             held = [bench.suspended(number, 4 * TOKENS_PER_BLOCK) for number in range(2)]
             for _ in range(3):
                 for kv_cache in held:
@@ -201,11 +203,12 @@ class TurningCodec(ColdPageCodec):
 
 
 @pytest.mark.parametrize("failing", ["encode", "decode"])
-@pytest.mark.parametrize("host_slots", [4, 20])
-def test_a_codec_that_raises_loses_no_page(host_slots: int, failing: str) -> None:
-    """Also in the midst of a swap, when both pages have been written over."""
+@pytest.mark.parametrize("num_slots", [4, 20])
+@pytest.mark.parametrize("tier", ["host", "disk"])
+def test_a_codec_that_raises_loses_no_page(tier: str, num_slots: int, failing: str) -> None:
+    """Also in the midst of a swap, when a page has been written over."""
     codec = TurningCodec()
-    with Bench(tiered_config(4, [("host", host_slots)]), SimulatedDevice(5), codec=codec) as bench:
+    with Bench(tiered_config(4, [(tier, num_slots)]), SimulatedDevice(5), codec=codec) as bench:
         held = [bench.suspended(number, 4 * TOKENS_PER_BLOCK) for number in range(2)]
         codec.failing = failing
         with pytest.raises(PageMoveError, match=f"{failing} does not want to"):
@@ -237,6 +240,22 @@ def test_levels_between_memory_copy_packed_pages_as_they_are() -> None:
             kv_cache.close()
 
 
+@pytest.mark.parametrize("device_of", [HostDevice, lambda: SimulatedDevice(3)], ids=["host", "simulated"])
+def test_pages_pass_to_and_from_a_disk_in_parts(device_of: Any, tmp_path: Path) -> None:
+    """20 pages at a time, through 8 staging slots; what lies on the disk is packed."""
+    codec = TurningCodec()
+    with Bench(tiered_config(24, [("disk", 60)], str(tmp_path)), device_of(), codec=codec) as bench:
+        held = [bench.suspended(number, 20 * TOKENS_PER_BLOCK) for number in range(3)]
+        for _ in range(2):
+            for kv_cache in held:
+                assert kv_cache.resume()
+                bench.check(kv_cache)
+                kv_cache.suspend()
+        assert bench.num_copied(1, 0) >= 60 and codec.calls.count("decode") >= 9
+        for kv_cache in held:
+            kv_cache.close()
+
+
 def test_a_level_of_packed_pages_can_be_resized() -> None:
     with KVCacheManager(float_config(4, 20 * PACKED_BYTES), device=HostDevice(), cold_page_codec=float8()) as manager:
         assert manager.resize(1, 7 * PACKED_BYTES)
@@ -252,9 +271,10 @@ def refuse(text: str, config: KVCacheManagerConfig, codec: Any, error: type[Exce
 
 def test_what_a_codec_does_not_reach_is_refused_by_name() -> None:
     config = float_config(4, 1 << 16)
-    disk = KVCacheManagerConfig(TOKENS_PER_BLOCK, [*config.cache_tiers, DiskCacheTierConfig(1 << 16, "/tmp")], config.layers)
-    refuse(r"cache_tiers\[2\] is a DiskCacheTierConfig: packed pages are kept in host memory only", disk, float8())
-    with pytest.raises(ValueError, match="Leave the codec out, or that level"):
+    durable = DiskCacheTierConfig(1 << 16, "/tmp", durable=True, model_id=ModelId("model", "revision"))
+    disk = KVCacheManagerConfig(TOKENS_PER_BLOCK, [*config.cache_tiers, durable], config.layers)
+    refuse(r"cache_tiers\[2\] is durable: a folder holds pages as kernels wrote them", disk, float8())
+    with pytest.raises(ValueError, match="codec out, or give durable=False"):
         plan_capacity(disk, cold_page_codec=float8())
     external = KVCacheManagerConfig(
         TOKENS_PER_BLOCK, [ExternalCacheTierConfig([8])], config.layers, enable_partial_reuse=False, allow_seq_rebasing=False

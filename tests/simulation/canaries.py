@@ -439,7 +439,7 @@ CANARIES = (
         "packed page is not unpacked",
         "storage/page_mover.py",
         "PageMover.move",
-        "packer.unpack(stream, pages, target, targets, addresses)",
+        "packer.move_up(stream, pages, target, targets, source, addresses, source_level)",
         "pass",
     ),
     Canary(
@@ -455,13 +455,6 @@ CANARIES = (
         "PageMover.move",
         "addresses = _list_addresses(target.base_addresses[0], targets, target.slot_bytes[0], count)",
         "addresses = _list_addresses(target.base_addresses[0], targets, source.slot_bytes[0], count)",
-    ),
-    Canary(
-        "packed page that goes down in a swap is written over the one that comes up",
-        "storage/bounce.py",
-        "BounceSlots.swap_packed",
-        "packer.unpack(stream, vec[i64]([rising]), high, vec[i64]([high_slot]), vec[i64]([i64(saved)]))",
-        "packer.unpack(stream, vec[i64]([rising]), high, vec[i64]([high_slot]), vec[i64]([address]))",
     ),
     Canary(
         "held pages are counted as room below",

@@ -1,4 +1,4 @@
-"""Worlds in which a codec packs pages on their way to host memory."""
+"""Worlds in which a codec packs pages on their way to host memory and disks."""
 
 from random import Random
 from typing import Final
@@ -8,17 +8,20 @@ from ...config.manager_config import KVCacheManagerConfig
 from ..reversing_codec import ReversingCodec
 
 _SHARE_OF_SCENARIOS: Final = 0.5
+_SHARE_WITH_DISKS: Final = 0.25
 
 
 def draw_codec(config: KVCacheManagerConfig, seed: int) -> ReversingCodec | None:
-    """None where a level is a disk or the engine's, and in some other worlds; drawn apart, so that those stay as they were."""
+    """None where a level is the engine's, and in some other worlds; drawn apart, so that those stay as they were."""
     lower = config.cache_tiers[1:]
-    if config.is_external or len(lower) == 0 or any([tier.tier != CacheTier.HOST_MEM for tier in lower]):
+    if config.is_external or len(lower) == 0:
         return None
     random = Random(179 * seed + 71)
-    return ReversingCodec(random.choice((0, 1, 16, 64))) if random.random() < _SHARE_OF_SCENARIOS else None
+    share = _SHARE_WITH_DISKS if CacheTier.DISK in [tier.tier for tier in lower] else _SHARE_OF_SCENARIOS
+    padding = random.choice((0, 1, 16, 64))
+    return ReversingCodec(padding) if random.random() < share else None
 
 
 def draw_fault_share(seed: int) -> float:
-    """Of a world with a codec: other worlds with failures of the device end on a disk."""
+    """Of a world with a codec and without a disk: other worlds with failures of the device end on a disk."""
     return Random(181 * seed + 73).choice((0.0, 0.0, 0.05, 0.15))

@@ -174,7 +174,8 @@ class Scenario:
             config = leave_room_below(config)
         self.config = config
         self.codec = draw_codec(config, seed)
-        self.fault_share = fault_share if self.codec is None else draw_fault_share(seed)
+        ends_on_disk = isinstance(config.cache_tiers[-1], DiskCacheTierConfig)
+        self.fault_share = fault_share if self.codec is None or ends_on_disk else draw_fault_share(seed)
         self.num_streams = random.choice((1, 2, 3, 5, 8))
         max_sequences = random.choice((2, 4, 8, 12))
         self.max_sequences = 1 + seed % 2 if bends is BRIMFUL or bends is CHUNKED else max_sequences
