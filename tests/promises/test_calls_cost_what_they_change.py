@@ -196,6 +196,7 @@ FITTING: Final[dict[str, Callable[[SizedWorld], Callable[[], object]]]] = {
     "KVCacheManager.shutdown": _closed,
     "KVCache.resume": lambda w: w.suspended.resume,
     "KVCache.prefetch": lambda w: w.suspended.prefetch,
+    "KVCache.set_residency_window": lambda w: _prepare(w.suspended.set_residency_window, 0, None),
     "KVCache.rewind": _rewinding,
     "KVCache.resize": lambda w: _prepare(w.active.resize, **_step(w, 1)),
     "KVCache.find_refusal": lambda w: _prepare(w.active.find_refusal, **_step(w, 1)),
