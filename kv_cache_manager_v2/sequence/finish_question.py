@@ -234,9 +234,8 @@ class FinishQuestion:
 
     def _count_users(self, page: i64) -> tuple[i64, i64]:
         """Sequences that hold the page, and that lock it. Those that use its twins do both: suspended, they have the published page."""
-        twin_pages = self._shared.claims.twin_pages
-        num_twin_users: i64 = 0 if twin_pages is None else twin_pages.count_users(page)
-        rows = self._shared.storage.rows
+        claims, rows = self._shared.claims, self._shared.storage.rows
+        num_twin_users: i64 = 0 if claims.twin_pages is None else claims.twin_pages.count_users(page)
         return rows.num_holds(page) + num_twin_users, rows.num_locks(page) + num_twin_users
 
     def _count_copies(self, part: _Part, state: SequenceState) -> None:
