@@ -555,7 +555,7 @@ def _validate(
     manager._addresses.require_memory("SharedLevel()")
     if manager.cold_page_codec is not None:
         raise ValueError(
-            "the manager has a cold_page_codec, and what is shared is pages as kernels wrote them: make it without a codec, or share nothing"
+            "the manager has a cold_page_codec, and pages are shared as kernels wrote them: make it without a codec, or share nothing"
         )
     if write_policy == ON_EVICTION:
         _require_memory_levels(manager)
