@@ -1,7 +1,7 @@
 """Residency windows: some sequences keep old pages below level 0 while they run, and require them for a step."""
 
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 from ...base.errors import LogicError
 from ..reference_pages import ModelDisagreement, state_dump_of
@@ -83,10 +83,9 @@ def require_blocks(run: RunState, sequence: SimulatedSequence, group: int, ordin
     if is_misuse:
         raise ModelDisagreement(f"require_blocks of sequence {sequence.name} passed for a block without a page")
     run.judge.judge(f"require_blocks of sequence {sequence.name}", need, passed)
+    run.num_refused += not passed
     if passed:
         run.model.require_blocks(sequence.model, group, ordinals)
-    else:
-        run.num_refused += 1
     return passed
 
 
@@ -100,15 +99,17 @@ def is_refused_by_window(sequence: SimulatedSequence, kind: str) -> bool:
     """Whether the action is one that a window refuses; then it is tried."""
     if len(sequence.model.residency) == 0 or kind not in REFUSED:
         return False
+    # Through Any, as a user's code does: mypyc passes an int or a bool wrongly to a setter that is declared wider.
+    handle: Any = sequence.handle
     try:
         if kind == "fork":
-            sequence.handle.fork()
+            handle.fork()
         elif kind == "lend":
-            sequence.handle.reserve_transfer()
+            handle.reserve_transfer()
         elif kind == "beams":
-            sequence.handle.beam_width = 2
+            handle.beam_width = 2
         else:
-            sequence.handle.enable_swa_scratch_reuse = True
+            handle.enable_swa_scratch_reuse = True
     except LogicError:
         return True
     raise ModelDisagreement(f"{kind} of sequence {sequence.name} passed with a residency window")
