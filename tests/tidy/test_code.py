@@ -428,11 +428,12 @@ def test_handles_are_set_through_any() -> None:
                     wide.add(node.name)
     assert {"beam_width", "enable_swa_scratch_reuse", "cuda_stream"} <= wide
     assert typed_settings(ast.parse("def f(kv_cache: KVCache) -> None:\n    kv_cache.beam_width = 2\n"), wide) == [2]
+    assert typed_settings(ast.parse("def f(one: Simulated) -> None:\n    one.handle.beam_width = 2\n"), wide) == [2]
     assert typed_settings(ast.parse("def f(given: KVCache) -> None:\n    h: Any = given\n    h.beam_width += 2\n"), wide) == []
     found = [
         f"{source.name}:{line}"
         for source in compiled_sources()
-        if any(isinstance(node, ast.ImportFrom) and "KVCache" in [one.name for one in node.names] for node in ast.walk(source.tree))
+        if re.search(r"\bKVCache\b|\.handle\b", source.text)
         for line in typed_settings(source.tree, wide)
     ]
     assert not found, "set them on a name that is annotated with Any\n" + "\n".join(found)
