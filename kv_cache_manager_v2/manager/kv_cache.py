@@ -808,9 +808,9 @@ class KVCache(Handle):
 
         With a window `fork`, further beams, `reserve_transfer`, `publish_planned`, scratch reuse, `find_refusal` and `can_finish` are a
         `LogicError`. So is this call to change or end a window unless SUSPENDED, for a group that does not read all tokens, with one cache
-        level, with memory that the engine owns, recurrent layers, ``allow_seq_rebasing=False``, a `custom_priority_callback`, scratch
-        reuse, or blocks shared with a fork, a beam, a lease or a plan. A match is no longer than what level 0 has room for all the same.
-        `ValueError` for numbers out of range.
+        level, with memory that the engine owns, recurrent layers, ``allow_seq_rebasing=False``, scratch reuse, or uncommitted blocks that
+        are or were shared with a fork, a beam, a lease or a plan. A match is no longer than what level 0 has room for all the same, and so
+        is what `rewind` keeps. `ValueError` for numbers out of range.
         """
         state = self._state
         with state.shared.guard as journal:
@@ -826,10 +826,11 @@ class KVCache(Handle):
             journal.record(RESIDENCY, state.request.serial, group, window + 1, num_sinks)
 
     def require_blocks(self, layer_group_id: SupportsIndex, ordinals: Sequence[SupportsIndex]) -> bool:
-        """Bring those blocks' pages to level 0 and lock them until the next `resize`, in order with the sequence's stream.
+        """Bring those blocks' pages to level 0 and lock them until the next `resize` or `suspend`, in order with the sequence's stream.
 
         All or nothing: False, and nothing has changed, if there is no room (`KVCacheManager.last_refusal`). Their base page indices are
-        valid from then on; blocks that are locked anyway may be named. A `resize` that raises ends it too; one that returns False does not.
+        valid from then on; blocks that are locked anyway may be named. A `resize` that passes, or fails at moving pages, ends it; one that
+        is refused, or whose arguments are wrong, does not. The host waits for what a disk reads.
         `ValueError` for a block that is not there; `LogicError` unless ACTIVE, or for one that has no page of the group; `PageMoveError`
         or `LoadFailed` as for `resume`.
         """
@@ -853,8 +854,7 @@ class KVCache(Handle):
     def get_block_levels(self, layer_group_id: SupportsIndex) -> memoryview:
         """Read-only int8, one entry per block: the cache level of its page, -1 where the sequence holds none. A copy of what is so now.
 
-        With `get_block_slots`, so that a kernel may read rows of a host level in place: a page that is not locked may move with any call of
-        the manager. `LogicError` once closed.
+        A page that is not locked may move with any call of the manager. `LogicError` once closed.
         """
         group = self._group(layer_group_id)
         self._state.shared.guard.require_idle()

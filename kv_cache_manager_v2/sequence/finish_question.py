@@ -224,6 +224,9 @@ class FinishQuestion:
             stretch = self._stretches.get(int(key))
             if stretch is None:
                 pages = vec[i64]([count * (end - begin) for count in self._full_pages])
+                if self._shared.claims.num_windowed > 0:
+                    # Behind a residency window others are not locked.
+                    num_locks = 0
                 stretch = self._stretches[int(key)] = _Stretch(pages, num_holds, num_locks)
             stretch.num_listed += 1
             if state.status == ACTIVE:

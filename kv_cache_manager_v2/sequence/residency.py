@@ -40,7 +40,7 @@ from .recurrent_state import (
 from .planned_blocks import PlannedBlock
 from .planned_steps import leave_writers, read_planned, take_back
 from .published_tail import forget_copies_of_tail, withdraw_tail
-from .residency_window import end_required, has_window
+from .residency_window import end_required, end_window, has_window
 from .resize_plan import ResizePlan, TurnPlan, plan_resume
 from .sequence_state import ACTIVE, CLOSED, NO_TIMELINE, SUSPENDED, Arrivals, SequenceState
 from .snapshots import leave_last_state
@@ -354,6 +354,7 @@ def close(state: SequenceState) -> None:
             table.clear()
             table.set_buffer(None)
     tree.unpin(state.path_end)
+    end_window(state)
     if state.timeline != NO_TIMELINE:
         shared.order.leave(state.timeline)
         state.timeline = NO_TIMELINE

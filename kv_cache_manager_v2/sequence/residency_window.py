@@ -54,10 +54,12 @@ def validate_window(state: SequenceState, life_cycle: i64) -> None:
         raise LogicError(f"{name} with allow_seq_rebasing=False: pages that leave level 0 come back to other indices")
     if state.scratch.is_enabled:
         raise LogicError(f"{name} while scratch slots are in use; set enable_swa_scratch_reuse to False first")
-    if state.has_beams or state.sharing.forks is not None or state.forked_end > 0:
-        raise LogicError(f"{name} of a sequence that shares blocks with beams, forks, leases or plans; their pages stay on level 0")
-    if state.request.priority_callback is not None:
-        raise LogicError(f"{name} of a sequence with a custom_priority_callback, which is asked for pages on level 0")
+    forks = state.sharing.forks
+    if state.has_beams or state.forked_end > 0 or (forks is not None and len(forks) > 1):
+        raise LogicError(
+            f"{name} of a sequence that shares, or has shared, uncommitted blocks with beams, forks, leases or plans, whose pages stay on "
+            "level 0; rewind(num_committed_tokens), or make a new sequence with create_kv_cache()"
+        )
 
 
 def set_window(state: SequenceState, life_cycle: i64, window_size: i64, num_sink_tokens: i64) -> None:
@@ -75,13 +77,23 @@ def set_window(state: SequenceState, life_cycle: i64, window_size: i64, num_sink
         is_any = is_any or windows.keeps[other] != 0
     mark = shared.order.mark(state.timeline) if state.status == ACTIVE else NO_POINT
     shared.guard.begin_change()
-    state.request.windows = windows if is_any else shared.windows
+    end_window(state)
+    if is_any:
+        state.request.windows = windows
+        shared.claims.num_windowed += 1
     begin = state.request.windows.compute_begin(life_cycle, state.history)
     state.window_begins[life_cycle] = begin
     if state.status == ACTIVE:
         unlock_passed(state, life_cycle, num_sinks, begin, mark)
     state.record_next_window_move()
     shared.guard.end_change()
+
+
+def end_window(state: SequenceState) -> None:
+    """The sequence has no residency window from now on; where its windows begin is the caller's to say."""
+    if has_window(state):
+        state.request.windows = state.shared.windows
+        state.shared.claims.num_windowed -= 1
 
 
 def _set_one(windows: Windows, life_cycle: i64, window_size: i64, num_sinks: i64) -> None:

@@ -222,7 +222,7 @@ class Traffic:
 class Claims:
     """Claims on blocks beside those of the sequences that use them: leases, twins, planned blocks, retained ones, plans to drop."""
 
-    __slots__ = ("drop_plans", "leases", "twin_pages", "planned", "retention")
+    __slots__ = ("drop_plans", "leases", "twin_pages", "planned", "retention", "num_windowed")
 
     drop_plans: Final[DropPlans]
     leases: Final[TransferLeases]
@@ -230,12 +230,15 @@ class Claims:
     """None where a commit may change indices."""
     planned: Final[PlannedBlocks]
     retention: Final[RetentionRecords]
+    num_windowed: i64
+    """Sequences with a residency window: what one holds it may not lock."""
 
     def __init__(self, storage: PageStorage, tree: RadixTree, life_cycles: LifeCycleRegistry, config: KVCacheManagerConfig) -> None:
         self.drop_plans = DropPlans(tree, life_cycles, config.tokens_per_block, config.reuse_match_backoff)
         self.leases = TransferLeases(storage, tree)
         self.twin_pages = None if config.allow_seq_rebasing else TwinPages(storage, self.leases)
         storage.twin_owner = self.twin_pages
+        self.num_windowed = 0
         self.planned = PlannedBlocks(tree)
         self.retention = RetentionRecords(storage, tree, _count_pinnable(storage, config.max_pinned_share))
 

@@ -8,7 +8,8 @@ import pytest
 from small_models import attention_layers
 
 from kv_cache_manager_v2 import (
-    GpuCacheTierConfig, HostCacheTierConfig, KVCacheManager, KVCacheManagerConfig, LayerId, LogicError, SwaScratchReuseConfig
+    GpuCacheTierConfig, HostCacheTierConfig, KVCacheManager, KVCacheManagerConfig, LayerId, LogicError, RetentionConfig,
+    SwaScratchReuseConfig,
 )  # fmt: skip
 from kv_cache_manager_v2.device.host_device import HostDevice
 
@@ -153,6 +154,31 @@ def test_what_needs_all_pages_is_refused_with_the_way_out(name: str) -> None:
             lease.settle()
 
 
+def test_can_finish_of_others_takes_nothing_behind_a_window_for_locked() -> None:
+    """Of 12 blocks that both have only the sinks' is locked by the first; of 6 slots it locks 5, and the other sequence needs three."""
+    with manager_of(num_slots=6, max_util_for_resume=1.0) as manager, manager.create_kv_cache() as first:
+        first.set_residency_window(0, 16, 4)
+        assert first.resume()
+        grow(first, 40)
+        with manager.create_kv_cache(input_tokens=range(12)) as second:
+            assert second.num_committed_tokens == 12
+            assert not manager.can_finish([second], [0]) and not second.resume()
+            first.close()
+            assert manager.can_finish([second], [0]) and second.resume()
+
+
+def test_sharing_that_is_over_and_retention_refuse_no_window() -> None:
+    with manager_of() as manager, manager.create_kv_cache(retention=RetentionConfig(generated_priority=80)) as kv_cache:
+        assert kv_cache.resume() and kv_cache.resize(8, 0)
+        kv_cache.fork().close()
+        with pytest.raises(LogicError, match="has shared, uncommitted blocks"):
+            kv_cache.set_residency_window(0, 1)
+        kv_cache.commit(range(8))
+        kv_cache.set_residency_window(0, 1)
+        assert kv_cache.resize(12, 8) and valid(kv_cache) == [2]
+        manager.check_invariants()
+
+
 def test_a_window_that_cannot_be_is_refused() -> None:
     scratch = SwaScratchReuseConfig(0)
     for manager, group, words in (
@@ -165,7 +191,7 @@ def test_a_window_that_cannot_be_is_refused() -> None:
             kv_cache.set_residency_window(group, 4)
     with manager_of() as manager, manager.create_kv_cache() as kv_cache:
         assert kv_cache.resume() and kv_cache.resize(8)
-        with kv_cache.fork(), pytest.raises(LogicError, match="shares blocks"):
+        with kv_cache.fork(), pytest.raises(LogicError, match="has shared, uncommitted"):
             kv_cache.set_residency_window(0, 4)
         with pytest.raises(ValueError, match="window_size"):
             kv_cache.set_residency_window(0, 0)

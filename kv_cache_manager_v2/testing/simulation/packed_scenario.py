@@ -9,6 +9,8 @@ from ..reversing_codec import ReversingCodec
 
 _SHARE_OF_SCENARIOS: Final = 0.5
 _SHARE_WITH_DISKS: Final = 0.25
+_MOST_PAGES: Final = 24
+"""Pages that a level must have slots for, and layer groups: more than any of these worlds has."""
 
 
 def draw_codec(config: KVCacheManagerConfig, seed: int) -> ReversingCodec | None:
@@ -19,7 +21,9 @@ def draw_codec(config: KVCacheManagerConfig, seed: int) -> ReversingCodec | None
     random = Random(179 * seed + 71)
     share = _SHARE_WITH_DISKS if CacheTier.DISK in [tier.tier for tier in lower] else _SHARE_OF_SCENARIOS
     padding = random.choice((0, 1, 16, 64))
-    return ReversingCodec(padding) if random.random() < share else None
+    # A packed page is longer than a page here, and the smallest levels have a few bytes.
+    has_room = min([tier.quota for tier in lower]) >= _MOST_PAGES * (padding + _MOST_PAGES)
+    return ReversingCodec(padding) if has_room and random.random() < share else None
 
 
 def draw_fault_share(seed: int) -> float:

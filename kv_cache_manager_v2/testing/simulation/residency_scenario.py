@@ -13,7 +13,12 @@ _REPLACED: Final = ("fork", "hint", "give_buffer", "change_stream", "misuse", "b
 _SHARE_OF_REPLACED: Final = 0.8
 
 
-def has_residency(seed: int) -> bool:
+def has_residency(config: KVCacheManagerConfig, seed: int) -> bool:
+    top = config.cache_tiers[0].quota
+    if config.is_external or config.max_slot_padding is not None or any([tier.quota < top // 2 for tier in config.cache_tiers]):
+        return False
+    if not any([isinstance(layer, AttentionLayerConfig) for layer in config.layers]):
+        return False
     return Random(61 * seed + 31).random() < _SHARE_OF_SCENARIOS
 
 
@@ -24,7 +29,7 @@ def leave_room_below(config: KVCacheManagerConfig) -> KVCacheManagerConfig:
     tiers = list(config.cache_tiers)
     if len(tiers) == 1:
         tiers.append(HostCacheTierConfig(4 * tiers[0].quota))
-    return replace(config, layers=layers, cache_tiers=tiers, swa_scratch_reuse=None, allow_seq_rebasing=True, max_slot_padding=None)
+    return replace(config, layers=layers, cache_tiers=tiers, swa_scratch_reuse=None, allow_seq_rebasing=True)
 
 
 def blocks_of_prompts(seed: int) -> int:

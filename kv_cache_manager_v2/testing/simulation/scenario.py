@@ -169,7 +169,7 @@ class Scenario:
         elif bends is not BRIMFUL and not self.grows_trees:
             config = make_external(config, seed)
         config = draw_settings(_divide_into_equal_slots(config, seed), seed)
-        self.has_residency = len(bends) == 0 and not self.grows_trees and not config.is_external and has_residency(seed)
+        self.has_residency = len(bends) == 0 and not self.grows_trees and has_residency(config, seed)
         if self.has_residency:
             config = leave_room_below(config)
         self.config = config

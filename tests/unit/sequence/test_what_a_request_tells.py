@@ -36,5 +36,5 @@ def test_blocks_and_tokens_that_were_generated(seed: int) -> None:
                 assert facts.num_blocks == num_blocks and facts.continues == state.request.continues
                 assert facts.num_generated_tokens == (total - len(prompt) if is_longer else 0)
                 assert facts.num_generated_blocks == (max(num_blocks - first_generated, 0) if is_longer else 0)
-                assert facts.has_kinds is has_kind
+                assert len(facts.kinds) == (num_blocks if has_kind else 0)
                 facts.end()
