@@ -18,7 +18,8 @@ class Int4Codec(ScaledCodec):
     """A quarter of the bytes of float16 and bfloat16 pages, and two bytes for each scale: with 32 values for each 3.6 times fewer.
 
     A number comes back within ``m / 13``, where ``m`` is the largest finite magnitude of its run, or ``m / 7`` where that is under
-    ``2**-17`` in float16 and ``2**-119`` in the other types; infinities come back finite, and no number stays none.
+    ``2**-17`` in float16 and ``2**-119`` in the other types; infinities come back finite, and no number stays none. Subnormal
+    numbers of float32 and bfloat16 may come back as 0.
     """
 
     bits_per_value = 4
@@ -51,6 +52,5 @@ class Int4Codec(ScaledCodec):
         both = np.stack((codes & 15, codes >> 4), axis=-1).reshape(*codes.shape[:-1], -1).astype(np.int32)
         wide = scales.astype(np.int32)
         integers = (both - _ZERO) * (wide & ((1 << _SCALE_BITS) - 1))
-        with np.errstate(over="ignore"):
-            values: Floats = np.ldexp(integers.astype(np.float32), wide >> _SCALE_BITS)
+        values: Floats = np.ldexp(integers.astype(np.float32), wide >> _SCALE_BITS)
         return np.where(both == 0, np.float32(np.nan), values)

@@ -97,7 +97,9 @@ class ScaledCodec(ColdPageCodec):
 
     def pack(self, hot: Bytes) -> Bytes:
         """The bytes of packed buffers, one a row, for those of their pages."""
-        scales, codes = self._to_codes(self._to_floats(hot).reshape(len(hot), -1, self._run))
+        # Whatever lies behind a page's tokens is packed with them.
+        with np.errstate(all="ignore"):
+            scales, codes = self._to_codes(self._to_floats(hot).reshape(len(hot), -1, self._run))
         return np.concatenate((scales.reshape(len(hot), -1).view(np.uint8), codes.reshape(len(hot), -1)), axis=1)
 
     def unpack(self, cold: Bytes) -> Bytes:
@@ -106,8 +108,9 @@ class ScaledCodec(ColdPageCodec):
         num_runs = cold.shape[1] // (_SCALE_BYTES + run_bytes)
         scales = np.ascontiguousarray(cold[:, : num_runs * _SCALE_BYTES]).view(np.int16).reshape(len(cold), num_runs, 1)
         codes = cold[:, num_runs * _SCALE_BYTES :].reshape(len(cold), num_runs, run_bytes)
-        values = self._to_values(scales, codes).reshape(len(cold), -1)
-        return self._to_bytes(np.clip(values, -_LARGEST[self._dtype], _LARGEST[self._dtype]))
+        with np.errstate(all="ignore"):
+            values = self._to_values(scales, codes).reshape(len(cold), -1)
+            return self._to_bytes(np.clip(values, -_LARGEST[self._dtype], _LARGEST[self._dtype]))
 
     def _to_floats(self, hot: Bytes) -> Floats:
         hot = np.ascontiguousarray(hot)

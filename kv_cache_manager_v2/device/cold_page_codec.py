@@ -6,7 +6,8 @@ one's own is a subclass, which may be plain Python. What every codec guarantees:
 - `encode` and `decode` only *enqueue*, on the stream they are given: neither waits for the device. An error of theirs is a
   `PageMoveError` of the call that moves the pages, which stay where they are;
 - `decode` writes every byte of the page that kernels use. With `is_lossless` they are those that were packed; without, packing what was
-  unpacked and unpacking that changes nothing more: however often a page is offloaded, its error is that of once.
+  unpacked and unpacking that changes nothing more: however often a full page is offloaded, its error is that of once. One that gets more
+  tokens between two times is packed anew, bytes behind its tokens included.
 """
 
 from abc import ABCMeta, abstractmethod
