@@ -115,6 +115,7 @@ def test_each_file_has_tests_that_fit() -> None:
 
 @pytest.mark.slow
 def test_a_sample_is_killed() -> None:
-    """An off-by-one in the first lines of every step, which the first seeds find."""
-    mutants = [mutant for mutant in all_mutants() if mutant.file == "sequence/resize.py" and mutant.kind == "operator"]
-    assert find_killer(mutants[0], False) is not None
+    """A resize that adds other blocks than it says, which the first seeds find."""
+    mutants = [one for one in all_mutants() if one.file == "sequence/resize.py" and one.function == "_add_blocks"]
+    (mutant,) = [one for one in mutants if one.new == "(num_blocks + old_num_blocks)" and one.occurrence == 1]
+    assert find_killer(mutant, False) is not None
