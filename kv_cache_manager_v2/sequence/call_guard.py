@@ -497,12 +497,15 @@ def _is_a_call_running() -> bool:
 
     Signals interrupt the main thread alone. No other one looks at frames: those of a thread that runs on may go while they are read.
     """
-    if is_compiled() or get_ident() != main_thread().ident:
-        return True
-    here = sys._getframe()
-    for top in sys._current_frames().values():
+    # No variable here names this frame: it would keep those below it, and what they work on, until the next garbage collection.
+    return is_compiled() or get_ident() != main_thread().ident or _is_in_a_call(sys._current_frames())
+
+
+def _is_in_a_call(frames: dict[int, FrameType]) -> bool:
+    """``frames``: where each thread is, this one in the function that asks."""
+    for thread, top in frames.items():
         frame: FrameType | None = top
-        if top is here:
+        if thread == get_ident():
             while frame is not None and _module_of(frame).startswith(_PACKAGE):
                 frame = frame.f_back
         while frame is not None:

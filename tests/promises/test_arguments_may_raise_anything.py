@@ -1,6 +1,7 @@
 """An argument whose own code raises (an `AssertionError`, Ctrl-C, no memory), answers twice differently, or calls the manager, costs its
 call and nothing else: nothing has changed, and the manager works on. Nothing of an argument's own code runs in later calls."""
 
+import gc
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 from public_calls import CALLS, Call, World, find_calls
 
-from kv_cache_manager_v2 import KVCache, ReuseScope
+from kv_cache_manager_v2 import KVCache, LogicError, ReuseScope
 
 CALLED = (
     "__index__ __int__ __float__ __bool__ __len__ __getitem__ __iter__ __contains__ __eq__ __hash__ __call__ __fspath__ __repr__ "
@@ -256,6 +257,25 @@ def test_the_call_of_an_argument_is_refused() -> None:
     with pytest.raises(Exception, match="while another call on the same manager was running"):
         kv_cache.resize(Reentrant(kv_cache.suspend), 7)
     assert kv_cache.is_active
+    world.close()
+
+
+def test_a_refused_call_keeps_no_sequence_alive() -> None:
+    """One that is dropped after it is closed by the next call, rather than by one in the middle of which the collector finds it."""
+    world = World()
+    manager = world.manager
+    gc.disable()
+    try:
+        for call in (manager.clear_reusable_blocks, manager.create_kv_cache):
+            kv_cache: KVCache | None = manager.create_kv_cache()
+            assert kv_cache is not None and kv_cache.resume()
+            with pytest.raises(LogicError, match="while another call on the same manager was running"):
+                kv_cache.resize(Reentrant(call), 0)
+            with pytest.warns(ResourceWarning, match="without close"):
+                kv_cache = None
+            assert manager.open_kv_caches == []
+    finally:
+        gc.enable()
     world.close()
 
 
