@@ -353,6 +353,7 @@ _EXAMPLES: dict[str, Callable[[World], Example | dict[str, Any]]] = {
     "KVCache.set_residency_window": lambda w: (
         w.suspended.set_residency_window, {"layer_group_id": 0, "window_size": None, "num_sink_tokens": 0}
     ),
+    "KVCache.get_residency_window": lambda w: {"layer_group_id": 0},
     "KVCache.require_blocks": lambda w: {"layer_group_id": 0, "ordinals": [0]},
     "KVCache.get_block_levels": lambda w: {"layer_group_id": 0},
     "KVCache.get_block_slots": lambda w: {"layer_group_id": 0},

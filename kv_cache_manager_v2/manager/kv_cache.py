@@ -825,6 +825,15 @@ class KVCache(Handle):
             set_window(state, group, window, num_sinks)
             journal.record(RESIDENCY, state.request.serial, group, window + 1, num_sinks)
 
+    def get_residency_window(self, layer_group_id: SupportsIndex) -> tuple[int, int] | None:
+        """Its window and its sinks, in tokens, these as whole blocks; None where all pages of the group are locked."""
+        group = self._group(layer_group_id)
+        self._state.shared.guard.require_idle()
+        windows = self._state.request.windows
+        if windows.keeps[group] == 0:
+            return None
+        return int(windows.sizes[group]), int(windows.num_sink_blocks[group] * self._state.shared.tokens_per_block)
+
     def require_blocks(self, layer_group_id: SupportsIndex, ordinals: Sequence[SupportsIndex]) -> bool:
         """Bring those blocks' pages to level 0 and lock them until the next `resize` or `suspend`, in order with the sequence's stream.
 

@@ -38,13 +38,16 @@ def grow(kv_cache: Any, end: int) -> None:
 def test_sinks_window_and_what_may_be_written_are_locked() -> None:
     """History 16, capacity 20, window 5, 4 sink tokens: the next token reads 12 to 16, so blocks 3 and 4, and the sinks block 0."""
     with manager_of() as manager, manager.create_kv_cache() as kv_cache:
-        kv_cache.set_residency_window(0, 5, 4)
+        assert kv_cache.get_residency_window(0) is None
+        kv_cache.set_residency_window(0, 5, 3)
+        assert kv_cache.get_residency_window(0) == (5, 4), "sinks are whole blocks"
         assert kv_cache.resume() and kv_cache.resize(16, 0) and kv_cache.resize(20, 16)
         assert valid(kv_cache) == [0, 3, 4]
         assert kv_cache.get_block_levels(0).format == "b" and kv_cache.get_block_levels(0).tolist() == [0] * 5
         assert kv_cache.get_block_slots(0).format == "i"
         kv_cache.suspend()
         kv_cache.set_residency_window(0, None)
+        assert kv_cache.get_residency_window(0) is None
         assert kv_cache.resume() and valid(kv_cache) == [0, 1, 2, 3, 4]
         kv_cache.set_residency_window(0, 5, 0)  # also while it runs
         assert valid(kv_cache) == [3, 4]

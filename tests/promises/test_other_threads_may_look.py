@@ -159,7 +159,7 @@ CALLS_OF_THE_ENGINE = {
     ),
     "KVCache": (
         "Status close commit commit_input commit_tree find_refusal fork get_ssm_block_base_index plan_committed_block_drop prefetch "
-        "get_block_levels get_block_slots require_blocks set_residency_window "
+        "get_block_levels get_block_slots get_residency_window require_blocks set_residency_window "
         "publish_planned reorder_beams reserve_transfer resize resume rewind set_base_page_index_buf stop_committing suspend "
         "take_changed_blocks"
     ),

@@ -130,6 +130,7 @@ EXAMPLES: dict[tuple[str, str], dict[str, Any]] = {
     ("", "AttnLifeCycle"): {"window_size": 8, "num_sink_blocks": 1, "part": 2},
     ("", "BatchDesc"): {"kv_caches": [runtime.KVCacheDesc(8, 0)], "system_prompt_length": 4},
     ("", "BufferConfig"): {"role": KEY, "size": 32, "tokens_per_block_override": 2},
+    ("", "create_default_kv_cache_cold_page_codec"): {"dtype": "float16", "values_per_scale": 32, "roles": ["key"]},
     ("", "DiskCacheTierConfig"): {"quota": 4096, "path": "/tmp"},
     ("", "exact_div"): {"x": 8, "y": 4},
     ("", "gen_multimodal_cache_key_tokens"): {
@@ -179,6 +180,7 @@ EXAMPLES: dict[tuple[str, str], dict[str, Any]] = {
     ("KVCacheManager", "probe_reuse"): {"reuse_scope": None, "input_tokens": [1, 2, 3]},
     ("KVCacheManager", "resize"): {"cache_level": 1, "quota": 1 << 16, "best_efforts": False},
     ("KVCacheManager", "supports_index_mode"): {"mode": runtime.PageIndexMode.SHARED},
+    ("_KVCache", "_set_residency_window"): {"layer_group_id": 0, "window_size": None, "num_sink_tokens": 0},
     ("_KVCache", "close"): {"continues": True},
     ("_KVCache", "commit"): {"accepted_input_tokens": [], "beam_search_indices": None, "is_end": False},
     ("_KVCache", "get_aggregated_page_indices"): {**GROUP, "valid_only": True},
@@ -229,7 +231,7 @@ WRONG: list[Any] = [
 def call(world: World, owner: str, name: str, arguments: dict[str, Any]) -> None:
     handles: dict[str, Any] = {"": runtime, "KVCacheManager": world.adapter.impl, "_KVCache": world.request.kv_cache}
     handle = world.events if owner == "KVCacheEventManager" else handles[owner]
-    if (owner, name) in {("_KVCache", "resume"), ("_KVCache", "prefetch")}:
+    if (owner, name) in {("_KVCache", "resume"), ("_KVCache", "prefetch"), ("_KVCache", "_set_residency_window")}:
         handle.suspend()
     if [name] == [*arguments]:
         setattr(handle, name, arguments[name])

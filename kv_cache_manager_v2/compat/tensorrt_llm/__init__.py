@@ -27,6 +27,7 @@ from ...base.ids import (
     TokenIdExt,
 )
 from ...base.ranges import HalfOpenRange
+from ...device.cold_page_codec import ColdPageCodec as IKvCacheColdPageCodec
 from ...layout.buffer_id import BufferId
 from ...layout.life_cycle import AttnLifeCycle, SsmLifeCycle
 from ...layout.page_index import PageIndexConverter
@@ -37,6 +38,7 @@ from ...manager.kv_cache import SequenceStatus as KvCacheStatus
 from ...stats.storage_statistics import StorageStatistics
 from . import _introspection
 from .block_keys import sequence_to_blockchain_keys
+from .cold_pages import create_default_kv_cache_cold_page_codec
 from .configuration import (
     AttentionLayerConfig,
     BatchDesc,
@@ -134,6 +136,7 @@ __all__ = [
     "GpuCacheTierConfig",
     "HalfOpenRange",
     "HostCacheTierConfig",
+    "IKvCacheColdPageCodec",
     "IndexSeq",
     "KVCacheCreatedData",
     "KVCacheDesc",
@@ -190,6 +193,7 @@ __all__ = [
     "_Status",
     "_cpp_introspection",
     "_introspection",
+    "create_default_kv_cache_cold_page_codec",
     "exact_div",
     "gen_multimodal_cache_key_tokens",
     "num_live_managers",

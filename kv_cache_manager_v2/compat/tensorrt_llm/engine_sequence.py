@@ -336,6 +336,22 @@ class KVCache(Handle):
         """PER_LAYER always; SHARED unless the sequence has scratch blocks."""
         return self._core.supports_index_mode(mode)
 
+    # -- residency windows --------------------------------------------------------------------------------------------
+
+    def _set_residency_window(
+        self, layer_group_id: SupportsIndex, window_size: SupportsIndex | None, num_sink_tokens: SupportsIndex = 0
+    ) -> None:
+        """`kv_cache_manager_v2.KVCache.set_residency_window`: while ACTIVE only the sinks and the latest tokens' pages are on level 0."""
+        self._core.set_residency_window(layer_group_id, window_size, num_sink_tokens)
+
+    @property
+    def _residency_group(self) -> int | None:
+        """The first layer group with a residency window; None if none has one."""
+        for group in range(len(self._core.manager.layer_grouping)):
+            if self._core.get_residency_window(group) is not None:
+                return group
+        return None
+
     # -- facts --------------------------------------------------------------------------------------------------------
 
     @property

@@ -19,15 +19,12 @@ IndexSeq: TypeAlias = memoryview
 """Base page indices, as a sequence gives them."""
 
 _OF_BLOCKS: Final = "no block leaves the manager, which announces its own; add_stored_event and add_removed_event take hashes"
-_OF_CODECS: Final = "codecs are subclasses of kv_cache_manager_v2.ColdPageCodec, whose calls are others; give one, or cold_page_codec=None"
 _REFUSED: Final = {
     "add_stored_event_from_block": _OF_BLOCKS,
     "add_stored_block_event_from_block": _OF_BLOCKS,
     "add_stored_life_cycle_event_from_block": _OF_BLOCKS,
     "add_removed_event_from_block": _OF_BLOCKS,
     "add_removed_life_cycle_event": _OF_BLOCKS,
-    "IKvCacheColdPageCodec": _OF_CODECS,
-    "create_default_kv_cache_cold_page_codec": _OF_CODECS,
 }
 
 

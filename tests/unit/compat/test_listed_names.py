@@ -21,7 +21,8 @@ OURS: Final = {"core", "to_core", "resize_batch", "commit_batch"}
 PRIVATE: Final = {
     "KVCacheManager": {"_life_cycles"},
     "_KVCache": {
-        "_get_last_cached_token_level", "_get_num_reusable_tokens_before_pruning", "_get_num_reusable_tokens_before_hybrid_pruning"
+        "_get_last_cached_token_level", "_get_num_reusable_tokens_before_pruning", "_get_num_reusable_tokens_before_hybrid_pruning",
+        "_residency_group", "_set_residency_window",
     },
     "KVCacheIterationStatsDelta": {"_field_names"},
 }  # fmt: skip
