@@ -12,10 +12,8 @@ class ChangeCount:
 
     __slots__ = ("num_begun",)
 
-    num_begun: i64
-
     def __init__(self) -> None:
-        self.num_begun = 0
+        self.num_begun: i64 = 0
 
     def begin(self) -> None:
         """A change begins. An exception before `end` leaves the state half changed."""

@@ -19,12 +19,9 @@ class FairTurns:
 
     __slots__ = ("num_asked", "_end")
 
-    num_asked: i64
-    """Calls of `pause` so far."""
-    _end: float
-
     def __init__(self) -> None:
-        self.num_asked = 0
+        self.num_asked: i64 = 0
+        """Calls of `pause` so far."""
         self._end = 0.0
 
     def pause(self) -> None:

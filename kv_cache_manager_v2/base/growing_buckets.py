@@ -12,13 +12,10 @@ class GrowingBuckets:
 
     __slots__ = ("count", "_span")
 
-    count: i64
-    _span: i64
-    """The least power of two of so many buckets or more."""
-
     def __init__(self) -> None:
-        self.count = 1
-        self._span = 1
+        self.count: i64 = 1
+        self._span: i64 = 1
+        """The least power of two of so many buckets or more."""
 
     def bucket_of(self, hash_value: i64) -> i64:
         """Of an item with that hash, 0 or more."""

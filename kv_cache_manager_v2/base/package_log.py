@@ -26,10 +26,8 @@ class PackageLog:
 
     __slots__ = ("_logger",)
 
-    _logger: Final[logging.Logger]
-
     def __init__(self, name: str) -> None:
-        self._logger = logging.getLogger(name)
+        self._logger: Final[logging.Logger] = logging.getLogger(name)
 
     def debug(self, text: str, *arguments: object, with_error: bool = False) -> None:
         self._log(logging.DEBUG, text, arguments, with_error)

@@ -21,13 +21,10 @@ from ..base.process_bound import ProcessBound, bind_to_process, release_from_pro
 class ClaimedFile(ProcessBound):
     __slots__ = ("_file", "_is_locked")
 
-    _file: int
-    """-1 once it is closed."""
-    _is_locked: bool
-
     def __init__(self, path: str) -> None:
         """Makes the file, or empties it. `BlockingIOError`, and the file is as it was, where another owner writes it; `OSError`."""
-        self._file = -1
+        self._file: int = -1
+        """-1 once it is closed."""
         self._is_locked = False
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

@@ -21,16 +21,11 @@ class CopyArrays:
 
     __slots__ = ("count", "_words", "_capacity", "_address")
 
-    count: i64
-    _words: vec[i64]
-    _capacity: i64
-    _address: int
-
     def __init__(self) -> None:
-        self.count = 0
-        self._capacity = _FIRST_CAPACITY
+        self.count: i64 = 0
+        self._capacity: i64 = _FIRST_CAPACITY
         self._words = vec[i64]([0] * (3 * _FIRST_CAPACITY))
-        self._address = word_array_address(self._words)
+        self._address: int = word_array_address(self._words)
 
     def clear(self) -> None:
         """Empty the arrays and keep their memory."""

@@ -19,15 +19,6 @@ class CopyRuns:
 
     __slots__ = ("count", "dst_addresses", "src_addresses", "sizes", "dst_beg", "dst_end", "src_beg", "src_end")
 
-    count: Final[i64]
-    dst_addresses: Final[vec[i64]]
-    src_addresses: Final[vec[i64]]
-    sizes: Final[vec[i64]]
-    dst_beg: Final[i64]
-    dst_end: Final[i64]
-    src_beg: Final[i64]
-    src_end: Final[i64]
-
     def __init__(self, batch: CopyBatch) -> None:
         """``batch`` has at least one copy."""
         num_bytes = batch.num_bytes
@@ -67,11 +58,11 @@ class CopyRuns:
         dsts = append(dsts, run_dst)
         srcs = append(srcs, run_src)
         sizes = append(sizes, run_bytes)
-        self.count = len(sizes)
-        self.dst_addresses = dsts
-        self.src_addresses = srcs
-        self.sizes = sizes
-        self.dst_beg = dst_beg
-        self.dst_end = dst_last + num_bytes
-        self.src_beg = src_beg
-        self.src_end = src_last + num_bytes
+        self.count: Final[i64] = len(sizes)
+        self.dst_addresses: Final[vec[i64]] = dsts
+        self.src_addresses: Final[vec[i64]] = srcs
+        self.sizes: Final[vec[i64]] = sizes
+        self.dst_beg: Final[i64] = dst_beg
+        self.dst_end: Final[i64] = dst_last + num_bytes
+        self.src_beg: Final[i64] = src_beg
+        self.src_end: Final[i64] = src_last + num_bytes

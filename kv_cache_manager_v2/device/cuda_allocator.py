@@ -44,15 +44,6 @@ class CudaAllocator:
 
     __slots__ = ("granularity_bytes", "_driver", "_ordinal", "_properties", "_accesses", "_handle_type", "_may_drop_rdma")
 
-    granularity_bytes: Final[int]
-    """The driver's granularity: sizes and addresses are multiples of it."""
-    _driver: Final[CudaDriver]
-    _ordinal: Final[int]
-    _properties: Final[Any]
-    _accesses: Final[list[Any]]  # the GPU's own first
-    _handle_type: Final[Any]  # None: not exportable
-    _may_drop_rdma: bool
-
     def __init__(
         self,
         driver: CudaDriver,
@@ -67,22 +58,23 @@ class CudaAllocator:
         properties.type = module.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
         properties.location.type = module.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
         properties.location.id = ordinal
-        self._driver = driver
-        self._ordinal = ordinal
-        self._handle_type = _choose_handle_type(driver, ordinal, device, exportable_as)
+        self._driver: Final = driver
+        self._ordinal: Final = ordinal
+        self._handle_type: Final[Any] = _choose_handle_type(driver, ordinal, device, exportable_as)  # None: not exportable
         if self._handle_type is not None:
             properties.requestedHandleTypes = self._handle_type
         has_rdma = _choose_rdma(driver, ordinal, device, gpu_direct_rdma)
         if has_rdma:
             properties.allocFlags.gpuDirectRDMACapable = 1
-        self._may_drop_rdma = has_rdma and gpu_direct_rdma is None
-        self._accesses = [_make_access(module, ordinal)]
+        self._may_drop_rdma: bool = has_rdma and gpu_direct_rdma is None
+        self._accesses: Final[list[Any]] = [_make_access(module, ordinal)]  # the GPU's own first
         for peer in peers:
             _require_peer(driver, ordinal, device, peer)
             self._accesses.append(_make_access(module, peer))
-        self._properties = properties
+        self._properties: Final[Any] = properties
         option = module.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
-        self.granularity_bytes = driver.call("cuMemGetAllocationGranularity", properties, option)
+        self.granularity_bytes: Final[int] = driver.call("cuMemGetAllocationGranularity", properties, option)
+        """The driver's granularity: sizes and addresses are multiples of it."""
 
     @property
     def has_rdma(self) -> bool:

@@ -41,19 +41,13 @@ class CudaBatchCopy:
 
     __slots__ = ("_function", "_has_failed_index", "_attributes", "_first_indices", "_failed_index")
 
-    _function: Final[Any]
-    _has_failed_index: Final[bool]
-    _attributes: Final[Any]
-    _first_indices: Final[Any]  # by attribute: its first copy; all copies have the one attribute
-    _failed_index: Final[Any]
-
     def __init__(self, address: int, has_failed_index: bool) -> None:
         more = (ctypes.c_void_p,) if has_failed_index else ()
-        self._function = ctypes.CFUNCTYPE(ctypes.c_int, *_COMMON_ARGUMENTS, *more, ctypes.c_void_p)(address)
-        self._has_failed_index = has_failed_index
-        self._attributes = (ctypes.c_int32 * len(_SOURCES_IN_STREAM_ORDER))(*_SOURCES_IN_STREAM_ORDER)
-        self._first_indices = (ctypes.c_size_t * 1)(0)
-        self._failed_index = (ctypes.c_size_t * 1)(0)
+        self._function: Final[Any] = ctypes.CFUNCTYPE(ctypes.c_int, *_COMMON_ARGUMENTS, *more, ctypes.c_void_p)(address)
+        self._has_failed_index: Final = has_failed_index
+        self._attributes: Final[Any] = (ctypes.c_int32 * len(_SOURCES_IN_STREAM_ORDER))(*_SOURCES_IN_STREAM_ORDER)
+        self._first_indices: Final[Any] = (ctypes.c_size_t * 1)(0)  # by attribute: its first copy; all copies have the one attribute
+        self._failed_index: Final[Any] = (ctypes.c_size_t * 1)(0)
 
     def enqueue(self, stream: int, arrays: CopyArrays) -> int:
         """Pass all copies of ``arrays`` to the driver, which has read them on return; returns the driver's status."""

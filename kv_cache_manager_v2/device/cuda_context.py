@@ -24,12 +24,9 @@ class RelaxedCaptures:
 
     __slots__ = ("_driver", "_modes")
 
-    _driver: Final[CudaDriver]
-    _modes: Final[list[Any]]  # the modes to restore, the innermost last
-
     def __init__(self, driver: CudaDriver) -> None:
-        self._driver = driver
-        self._modes = []
+        self._driver: Final = driver
+        self._modes: Final[list[Any]] = []  # the modes to restore, the innermost last
 
     def __enter__(self) -> None:
         self._modes.append(self._driver.relax_captures())
@@ -45,18 +42,12 @@ class CudaContext:
 
     __slots__ = ("_driver", "_device", "_context", "_captures", "_is_closed")
 
-    _driver: Final[CudaDriver]
-    _device: Final[Any]
-    _context: Final[Any]
-    _captures: Final[RelaxedCaptures]
-    _is_closed: bool
-
     def __init__(self, driver: CudaDriver, device: Any) -> None:
-        self._driver = driver
-        self._device = device
-        self._captures = RelaxedCaptures(driver)
+        self._driver: Final = driver
+        self._device: Final = device
+        self._captures: Final = RelaxedCaptures(driver)
         self._is_closed = False
-        self._context = driver.call("cuDevicePrimaryCtxRetain", device)
+        self._context: Final[Any] = driver.call("cuDevicePrimaryCtxRetain", device)
 
     def __enter__(self) -> None:
         self._captures.__enter__()

@@ -31,18 +31,12 @@ class CudaCopies:
 
     __slots__ = ("_driver", "_gpu_ranges", "_host_memory", "_arrays", "_batch_copy")
 
-    _driver: Final[CudaDriver]
-    _gpu_ranges: Final[RangeTable]
-    _host_memory: Final[CudaHostMemory]
-    _arrays: Final[CopyArrays]
-    _batch_copy: CudaBatchCopy | None
-
     def __init__(self, driver: CudaDriver, gpu_ranges: RangeTable, host_memory: CudaHostMemory) -> None:
-        self._driver = driver
-        self._gpu_ranges = gpu_ranges
-        self._host_memory = host_memory
-        self._arrays = CopyArrays()
-        self._batch_copy = find_batch_copy(driver)
+        self._driver: Final = driver
+        self._gpu_ranges: Final = gpu_ranges
+        self._host_memory: Final = host_memory
+        self._arrays: Final = CopyArrays()
+        self._batch_copy: CudaBatchCopy | None = find_batch_copy(driver)
 
     def enqueue_batch(self, stream: int, batch: CopyBatch) -> None:
         """Enqueue all copies of the batch, at least one; neither tier is DISK."""

@@ -185,22 +185,6 @@ class CudaDevice(RangedDevice):
 
     ordinal: Final[int]
     """The GPU's number, as CUDA counts the visible ones."""
-    _driver: Final[CudaDriver]
-    _name: Final[str]
-    _nvrtc_module: Final[Any]  # None: cuda.bindings.nvrtc, when first needed
-    _capability: Final[int]
-    _total_bytes: Final[int]
-    _captures: Final[RelaxedCaptures]
-    _context: Final[CudaContext]
-    _disk: Final[CudaDisk]
-    _gpu_memory: Final[CudaMemory]
-    _host_memory: Final[CudaHostMemory]
-    _streams: Final[dict[int, Any]]  # the device's own
-    _events: Final[HandleTable]
-    _event_objects: Final[list[Any]]  # the pool, by the handle's index
-    _timers: Final[CudaTimers]
-    _kernels: Final[list[CudaKernel]]
-    _copies: Final[CudaCopies]
 
     def __init__(
         self,
@@ -236,24 +220,24 @@ class CudaDevice(RangedDevice):
         allocator = CudaAllocator(checked, ordinal, device, gpu_direct_rdma, others, handle_kind)
         gpu_memory = CudaMemory(checked, allocator, granularity_bytes, chunk_bytes)
         super().__init__(gpu_memory.granularity_bytes, granularity_bytes, files, num_disk_threads)
-        self._driver = checked
-        self._captures = RelaxedCaptures(checked)
+        self._driver: Final[CudaDriver] = checked
+        self._captures: Final = RelaxedCaptures(checked)
         self.ordinal = ordinal
-        self._name = _name_of(checked, ordinal, device)
-        self._nvrtc_module = nvrtc
-        self._capability = _capability_of(checked, device)
-        self._total_bytes = checked.call("cuDeviceTotalMem", device)
-        self._gpu_memory = gpu_memory
-        self._host_memory = CudaHostMemory(checked, _find_placement(checked, ordinal, device), max_registration_bytes)
-        self._streams = {}
-        self._events = HandleTable("event")
-        self._event_objects = []
-        self._kernels = []
-        self._copies = CudaCopies(checked, self._gpu_ranges, self._host_memory)
+        self._name: Final[str] = _name_of(checked, ordinal, device)
+        self._nvrtc_module: Final = nvrtc  # None: cuda.bindings.nvrtc, when first needed
+        self._capability: Final[int] = _capability_of(checked, device)
+        self._total_bytes: Final[int] = checked.call("cuDeviceTotalMem", device)
+        self._gpu_memory: Final[CudaMemory] = gpu_memory
+        self._host_memory: Final = CudaHostMemory(checked, _find_placement(checked, ordinal, device), max_registration_bytes)
+        self._streams: Final[dict[int, Any]] = {}  # the device's own
+        self._events: Final = HandleTable("event")
+        self._event_objects: Final[list[Any]] = []  # the pool, by the handle's index
+        self._kernels: Final[list[CudaKernel]] = []
+        self._copies: Final = CudaCopies(checked, self._gpu_ranges, self._host_memory)
         # Last, so that a failure above has nothing to release.
-        self._context = CudaContext(checked, device)
-        self._timers = CudaTimers(checked, self._context)
-        self._disk = CudaDisk(
+        self._context: Final = CudaContext(checked, device)
+        self._timers: Final = CudaTimers(checked, self._context)
+        self._disk: Final = CudaDisk(
             checked, self._context, self._host_memory, self._copies, self._disk_ranges, self._workers, staging_bytes // STAGING_SLOT_BYTES,
             waits_for_disk,
         )  # fmt: skip

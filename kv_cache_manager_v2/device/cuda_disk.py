@@ -52,14 +52,10 @@ class _ContextWatch(GateWatch):
 
     __slots__ = ("_driver", "_context", "_stream")
 
-    _driver: Final[CudaDriver]
-    _context: Final[CudaContext]
-    _stream: Any
-
     def __init__(self, driver: CudaDriver, context: CudaContext) -> None:
-        self._driver = driver
-        self._context = context
-        self._stream = driver.call("cuStreamCreate", _STREAM_NON_BLOCKING)
+        self._driver: Final = driver
+        self._context: Final = context
+        self._stream: Any = driver.call("cuStreamCreate", _STREAM_NON_BLOCKING)
 
     def find_obstacle(self) -> str:
         obstacle = ""
@@ -96,21 +92,6 @@ class CudaDisk:
         "_staging", "_watch", "_trail", "_open", "_flags_of_streams",
     )  # fmt: skip
 
-    is_busy: bool
-    _ranges: Final[DiskRanges]
-    _driver: Final[CudaDriver]
-    _context: Final[CudaContext]
-    _host_memory: Final[CudaHostMemory]
-    _copies: Final[CudaCopies]
-    _workers: Final[DiskWorkers]
-    _num_staging_slots: Final[int]
-    _streams_may_wait: Final[bool]
-    _staging: CudaStaging | None  # from the first range on
-    _watch: _ContextWatch | None  # the same
-    _trail: Final[DiskDependencies]
-    _open: list[DiskJob]  # each with its flag
-    _flags_of_streams: list[CudaFlag]  # flags that streams will raise
-
     def __init__(
         self,
         driver: CudaDriver,
@@ -122,20 +103,20 @@ class CudaDisk:
         num_staging_slots: int,
         streams_may_wait: bool,
     ) -> None:
-        self._ranges = ranges
+        self._ranges: Final = ranges
         self.is_busy = False
-        self._driver = driver
-        self._context = context
-        self._host_memory = host_memory
-        self._copies = copies
-        self._workers = workers
-        self._num_staging_slots = num_staging_slots
-        self._streams_may_wait = streams_may_wait
-        self._staging = None
-        self._watch = None
-        self._trail = DiskDependencies()
-        self._open = []
-        self._flags_of_streams = []
+        self._driver: Final = driver
+        self._context: Final = context
+        self._host_memory: Final = host_memory
+        self._copies: Final = copies
+        self._workers: Final = workers
+        self._num_staging_slots: Final = num_staging_slots
+        self._streams_may_wait: Final = streams_may_wait
+        self._staging: CudaStaging | None = None  # from the first range on
+        self._watch: _ContextWatch | None = None  # the same
+        self._trail: Final = DiskDependencies()
+        self._open: list[DiskJob] = []  # each with its flag
+        self._flags_of_streams: list[CudaFlag] = []  # flags that streams will raise
 
     def prepare(self) -> None:
         """A range is about to be reserved: what copies need is made, if it is the first."""

@@ -96,22 +96,14 @@ class CudaDriver:
 
     __slots__ = ("module", "_success", "_relaxed", "_exchange", "_record", "_wait", "_query")
 
-    module: Final[Any]
-    _success: Final[Any]
-    _relaxed: Final[Any]
-    _exchange: Final[Any]
-    _record: Final[Any]
-    _wait: Final[Any]
-    _query: Final[Any]
-
     def __init__(self, module: Any) -> None:
-        self.module = module
-        self._success = module.CUresult.CUDA_SUCCESS
-        self._relaxed = module.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-        self._exchange = module.cuThreadExchangeStreamCaptureMode
-        self._record = module.cuEventRecord
-        self._wait = module.cuStreamWaitEvent
-        self._query = module.cuEventQuery
+        self.module: Final = module
+        self._success: Final[Any] = module.CUresult.CUDA_SUCCESS
+        self._relaxed: Final[Any] = module.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        self._exchange: Final[Any] = module.cuThreadExchangeStreamCaptureMode
+        self._record: Final[Any] = module.cuEventRecord
+        self._wait: Final[Any] = module.cuStreamWaitEvent
+        self._query: Final[Any] = module.cuEventQuery
 
     def call(self, name: str, *args: Any) -> Any:
         """Call the driver's function ``name``; returns its first result besides the status, or None."""

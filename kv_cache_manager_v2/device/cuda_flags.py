@@ -36,14 +36,10 @@ class CudaFlag(JobSignal):
 
     __slots__ = ("index", "value", "_address")
 
-    index: Final[int]
-    value: Final[int]
-    _address: Final[int]
-
     def __init__(self, index: int, value: int, address: int) -> None:
-        self.index = index
-        self.value = value
-        self._address = address
+        self.index: Final = index
+        self.value: Final = value
+        self._address: Final = address
 
     def give(self) -> None:
         ctypes.c_uint32.from_address(self._address).value = self.value
@@ -60,10 +56,8 @@ class FlagGate(JobGate):
 
     __slots__ = ("_flag",)
 
-    _flag: Final[CudaFlag]
-
     def __init__(self, flag: CudaFlag) -> None:
-        self._flag = flag
+        self._flag: Final = flag
 
     def is_open(self) -> bool:
         return self._flag.is_raised()
@@ -79,24 +73,17 @@ class CudaFlags:
 
     __slots__ = ("can_raise", "can_wait", "_driver", "_address", "_pointers", "_values", "_free")
 
-    can_raise: Final[bool]
-    can_wait: Final[bool]
-    _driver: Final[CudaDriver]
-    _address: Final[int]
-    _pointers: Final[list[Any]]  # by word: its GPU address
-    _values: Final[list[int]]  # by word: the value of its latest flag
-    _free: Final[list[int]]
-
     def __init__(self, driver: CudaDriver, address: int, num_bytes: int, streams_may_wait: bool) -> None:
         num_words = num_bytes // _WORD_BYTES
-        self._driver = driver
-        self._address = address
+        self._driver: Final = driver
+        self._address: Final = address
         gpu_address = int(driver.call("cuMemHostGetDevicePointer", address, 0))
-        self._pointers = [driver.module.CUdeviceptr(gpu_address + index * _WORD_BYTES) for index in range(num_words)]
-        self._values = [0] * num_words
-        self._free = list(range(num_words - 1, -1, -1))
-        self.can_raise = _can_order(driver, self._pointers[0], "cuStreamWriteValue32")
-        self.can_wait = streams_may_wait and self.can_raise and _can_order(driver, self._pointers[0], "cuStreamWaitValue32")
+        self._pointers: Final[list[Any]] = [driver.module.CUdeviceptr(gpu_address + index * _WORD_BYTES) for index in range(num_words)]
+        """By word: its GPU address."""
+        self._values: Final[list[int]] = [0] * num_words  # by word: the value of its latest flag
+        self._free: Final[list[int]] = list(range(num_words - 1, -1, -1))
+        self.can_raise: Final[bool] = _can_order(driver, self._pointers[0], "cuStreamWriteValue32")
+        self.can_wait: Final[bool] = streams_may_wait and self.can_raise and _can_order(driver, self._pointers[0], "cuStreamWaitValue32")
 
     def take(self) -> CudaFlag | None:
         """A flag that is not raised yet; None if all words are in use."""

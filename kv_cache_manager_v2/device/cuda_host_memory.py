@@ -33,21 +33,13 @@ class CudaHostMemory:
 
     __slots__ = ("_driver", "_placement", "_max_registration_bytes", "_begs", "_ends", "_beg_words", "_end_words")
 
-    _driver: Final[CudaDriver]
-    _placement: Final[HostPlacement]
-    _max_registration_bytes: Final[int]
-    _begs: Final[list[int]]
-    _ends: Final[list[int]]
-    _beg_words: vec[i64]  # a copy of the begins, in which each copy is looked up
-    _end_words: vec[i64]
-
     def __init__(self, driver: CudaDriver, placement: HostPlacement, max_registration_bytes: int) -> None:
-        self._driver = driver
-        self._placement = placement
-        self._max_registration_bytes = max_registration_bytes
-        self._begs = []
-        self._ends = []
-        self._beg_words = vec[i64]()
+        self._driver: Final = driver
+        self._placement: Final = placement
+        self._max_registration_bytes: Final = max_registration_bytes
+        self._begs: Final[list[int]] = []
+        self._ends: Final[list[int]] = []
+        self._beg_words = vec[i64]()  # a copy of the begins, in which each copy is looked up
         self._end_words = vec[i64]()
 
     def map(self, address: int, num_bytes: int) -> None:

@@ -35,12 +35,9 @@ class CudaCompiler:
 
     __slots__ = ("_module", "_capability")
 
-    _module: Final[Any]
-    _capability: Final[int]
-
     def __init__(self, module: Any, capability: int) -> None:
-        self._module = module
-        self._capability = capability
+        self._module: Final = module
+        self._capability: Final = capability
 
     def compile(self, source: str, options: Sequence[str]) -> bytes:
         """A cubin, or PTX, of the source; `CudaError` with the compiler's log if it does not compile."""
@@ -101,13 +98,6 @@ class CudaKernel(Handle):
 
     __slots__ = ("name", "_driver", "_context", "_module", "_function", "_is_closed")
 
-    name: Final[str]
-    _driver: Final[CudaDriver]
-    _context: Final[CudaContext]
-    _module: Final[Any]
-    _function: Final[Any]
-    _is_closed: bool
-
     def __init__(self, driver: CudaDriver, context: CudaContext, image: bytes, name: str) -> None:
         with context:
             module = driver.call("cuModuleLoadData", image)
@@ -116,11 +106,11 @@ class CudaKernel(Handle):
             except KVCacheManagerError:
                 driver.call("cuModuleUnload", module)
                 raise
-        self.name = name
-        self._driver = driver
-        self._context = context
-        self._module = module
-        self._function = function
+        self.name: Final = name
+        self._driver: Final = driver
+        self._context: Final = context
+        self._module: Final[Any] = module
+        self._function: Final[Any] = function
         self._is_closed = False
 
     @property

@@ -36,15 +36,10 @@ class CudaChunk:
 
     __slots__ = ("address", "num_bytes", "handle", "used_bytes")
 
-    address: Final[int]
-    num_bytes: Final[int]
-    handle: Final[Any]
-    used_bytes: int
-
     def __init__(self, address: int, num_bytes: int, handle: Any) -> None:
-        self.address = address
-        self.num_bytes = num_bytes
-        self.handle = handle
+        self.address: Final = address
+        self.num_bytes: Final = num_bytes
+        self.handle: Final = handle
         self.used_bytes = 0
 
     @property
@@ -63,25 +58,17 @@ class CudaMemory:
 
     __slots__ = ("granularity_bytes", "_driver", "_allocator", "_max_chunk_bytes", "_addresses", "_chunks", "_unreleased")
 
-    granularity_bytes: Final[int]
-    _driver: Final[CudaDriver]
-    _allocator: Final[CudaAllocator]
-    _max_chunk_bytes: Final[int]
-    _addresses: Final[list[int]]  # of the chunks, sorted
-    _chunks: Final[dict[int, CudaChunk]]  # by address
-    _unreleased: Final[list[Any]]
-
     def __init__(
         self, driver: CudaDriver, allocator: CudaAllocator, min_granularity_bytes: int, max_chunk_bytes: int
     ) -> None:
         """``min_granularity_bytes`` and ``max_chunk_bytes`` are powers of two."""
-        self._driver = driver
-        self._allocator = allocator
-        self.granularity_bytes = max(allocator.granularity_bytes, min_granularity_bytes)
-        self._max_chunk_bytes = max(self.granularity_bytes, max_chunk_bytes)
-        self._addresses = []
-        self._chunks = {}
-        self._unreleased = []
+        self._driver: Final = driver
+        self._allocator: Final = allocator
+        self.granularity_bytes: Final[int] = max(allocator.granularity_bytes, min_granularity_bytes)
+        self._max_chunk_bytes: Final[int] = max(self.granularity_bytes, max_chunk_bytes)
+        self._addresses: Final[list[int]] = []  # of the chunks, sorted
+        self._chunks: Final[dict[int, CudaChunk]] = {}  # by address
+        self._unreleased: Final[list[Any]] = []
 
     def reserve(self, num_bytes: int) -> int:
         try:

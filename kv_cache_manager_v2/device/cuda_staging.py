@@ -24,15 +24,10 @@ STAGING_SLOT_BYTES: Final = MAX_EXTENT_BYTES
 class StagingSlot:
     __slots__ = ("address", "job", "copied", "is_in_doubt")
 
-    address: Final[int]
-    job: DiskJob | None
-    copied: CudaFlag | None
-    is_in_doubt: bool
-
     def __init__(self, address: int) -> None:
-        self.address = address
-        self.job = None
-        self.copied = None
+        self.address: Final = address
+        self.job: DiskJob | None = None
+        self.copied: CudaFlag | None = None
         self.is_in_doubt = False
 
 
@@ -42,13 +37,6 @@ class CudaStaging:
     """The slots of a device. The caller has made the GPU's context current. Who creates it calls `close` once it is unused."""
 
     __slots__ = ("flags", "slots", "_host_memory", "_address", "_num_bytes", "_next")
-
-    flags: Final[CudaFlags]
-    slots: Final[list[StagingSlot]]
-    _host_memory: Final[CudaHostMemory]
-    _address: Final[int]
-    _num_bytes: Final[int]
-    _next: int
 
     def __init__(
         self, driver: CudaDriver, host_memory: CudaHostMemory, num_slots: int, streams_may_wait: bool
@@ -65,11 +53,11 @@ class CudaStaging:
                 host_memory.unmap(address, num_bytes)
             release_addresses(address, num_bytes)
             raise
-        self.flags = flags
-        self.slots = [StagingSlot(address + index * STAGING_SLOT_BYTES) for index in range(num_slots)]
-        self._host_memory = host_memory
-        self._address = address
-        self._num_bytes = num_bytes
+        self.flags: Final[CudaFlags] = flags
+        self.slots: Final[list[StagingSlot]] = [StagingSlot(address + index * STAGING_SLOT_BYTES) for index in range(num_slots)]
+        self._host_memory: Final = host_memory
+        self._address: Final[int] = address
+        self._num_bytes: Final[int] = num_bytes
         self._next = 0
 
     def next_slot(self) -> StagingSlot:

@@ -31,20 +31,13 @@ _REFUSED: Final = 2
 class CudaTimers:
     __slots__ = ("_driver", "_context", "_handles", "_begins", "_ends", "_states")
 
-    _driver: Final[CudaDriver]
-    _context: Final[CudaContext]
-    _handles: Final[HandleTable]
-    _begins: Final[list[Any]]  # by the handle's index, like the next two
-    _ends: Final[list[Any]]
-    _states: Final[list[int]]
-
     def __init__(self, driver: CudaDriver, context: CudaContext) -> None:
-        self._driver = driver
-        self._context = context
-        self._handles = HandleTable("timer")
-        self._begins = []
-        self._ends = []
-        self._states = []
+        self._driver: Final = driver
+        self._context: Final = context
+        self._handles: Final = HandleTable("timer")
+        self._begins: Final[list[Any]] = []  # by the handle's index, like the next two
+        self._ends: Final[list[Any]] = []
+        self._states: Final[list[int]] = []
 
     def start(self, stream: int) -> i64:
         handle = self._handles.allocate()

@@ -19,12 +19,9 @@ class DiskDependencies:
 
     __slots__ = ("_of_streams", "_of_events")
 
-    _of_streams: Final[dict[int, list[DiskJob]]]
-    _of_events: Final[dict[int, list[DiskJob]]]
-
     def __init__(self) -> None:
-        self._of_streams = {}
-        self._of_events = {}
+        self._of_streams: Final[dict[int, list[DiskJob]]] = {}
+        self._of_events: Final[dict[int, list[DiskJob]]] = {}
 
     def add(self, stream: int, job: DiskJob) -> None:
         self._of_streams.setdefault(stream, []).append(job)

@@ -20,21 +20,14 @@ class DiskExtent:
 
     __slots__ = ("file", "address", "num_bytes", "addresses", "sizes", "ticket")
 
-    file: Final[DiskFile]
-    address: Final[int]
-    num_bytes: int
-    addresses: vec[i64]
-    sizes: vec[i64]
-    ticket: SlotTicket | None
-    """The purpose of the write, for a watched file."""
-
     def __init__(self, file: DiskFile, address: int) -> None:
-        self.file = file
-        self.address = address
+        self.file: Final = file
+        self.address: Final = address
         self.num_bytes = 0
         self.addresses = vec[i64]()
         self.sizes = vec[i64]()
-        self.ticket = None
+        self.ticket: SlotTicket | None = None
+        """The purpose of the write, for a watched file."""
 
     def takes(self, address: int, num_bytes: int) -> bool:
         """Whether these bytes of the disk are adjacent, and fit into the extent."""

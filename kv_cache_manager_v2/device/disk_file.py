@@ -37,28 +37,18 @@ class DiskFile:
 
     __slots__ = ("path", "address", "num_bytes", "files", "file", "is_direct", "failure", "watch")
 
-    path: Final[str]
-    address: Final[int]
-    num_bytes: Final[int]
-    files: Final[FilePort]
-    file: Final[int]
-    is_direct: bool
-    failure: StorageIOError | None  # of the first write that failed
-
-    watch: Final[SlotWatch | None]
-
     def __init__(self, files: FilePort, path: str, address: int, num_bytes: int, watch: SlotWatch | None = None) -> None:
         """``path``: a folder; with ``watch`` the file's own path."""
-        self.watch = watch
-        self.path = path
-        self.address = address
-        self.num_bytes = num_bytes
+        self.watch: Final = watch
+        self.path: Final = path
+        self.address: Final = address
+        self.num_bytes: Final = num_bytes
         if watch is not None and watch.is_read_only:
             files = ReadOnlyFiles()
         if watch is not None and watch.stripe is not None:
             files = StripedFiles(files, watch.stripe)
-        self.files = files
-        self.failure = None
+        self.files: Final[FilePort] = files
+        self.failure: StorageIOError | None = None  # of the first write that failed
         self.is_direct = True
         try:
             is_read_only = watch is not None and watch.is_read_only
@@ -77,7 +67,7 @@ class DiskFile:
                 path,
                 address,
             ) from error
-        self.file = file
+        self.file: Final[int] = file
         if watch is not None:
             watch.path = path
             watch.files = files

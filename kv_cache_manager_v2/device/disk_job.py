@@ -52,27 +52,6 @@ class DiskJob:
         "write_errors",
     )  # fmt: skip
 
-    is_started: bool  # passed to the workers
-    is_abandoned: bool  # the call that started it was interrupted: if it has not begun, it never does
-    is_reported: bool  # its failed read was raised
-    _runs: Final[CopyRuns | None]
-    _plan: Final[JobPlan | None]
-    _sources: list[DiskExtent]  # empty if the bytes come from memory
-    _targets: list[DiskExtent]  # empty if the bytes are copied to memory
-    _task_ends: Final[list[int]]
-    gates: Final[list[JobGate]]  # it begins when all of them are open
-    signal: JobSignal | None  # raised when it is done
-    earlier_jobs: list["DiskJob"]  # it begins when these are done
-    is_accepted: bool  # a worker has seen it
-    num_left: int  # tasks
-    num_blockers: int  # jobs that must be done before this one begins
-    followers: list["DiskJob"]
-    is_lost: bool  # it never began, and its targets are lost
-    is_done: bool
-    done_at: float  # by the workers' clock; 0.0 without one
-    read_error: StorageIOError | None
-    write_errors: list[StorageIOError]
-
     def __init__(
         self, sources: list[DiskExtent], targets: list[DiskExtent], plan: JobPlan | None = None, runs: CopyRuns | None = None
     ) -> None:
@@ -80,28 +59,28 @@ class DiskJob:
 
         ``plan``: has what both lists get once the job is accepted. ``runs``: of copies in memory.
         """
-        self.is_started = False
-        self.is_abandoned = False
-        self.is_reported = False
-        self._runs = runs
-        self._plan = plan
-        self._sources = sources
-        self._targets = targets
-        self._task_ends = []
+        self.is_started = False  # passed to the workers
+        self.is_abandoned = False  # the call that started it was interrupted: if it has not begun, it never does
+        self.is_reported = False  # its failed read was raised
+        self._runs: Final = runs
+        self._plan: Final = plan
+        self._sources = sources  # empty if the bytes come from memory
+        self._targets = targets  # empty if the bytes are copied to memory
+        self._task_ends: Final[list[int]] = []
         if plan is None:
             self._cut_tasks(sources if sources else targets)
-        self.gates = []
-        self.signal = None
-        self.earlier_jobs = []
-        self.is_accepted = False
-        self.num_left = len(self._task_ends)
-        self.num_blockers = 0
-        self.followers = []
-        self.is_lost = False
+        self.gates: Final[list[JobGate]] = []  # it begins when all of them are open
+        self.signal: JobSignal | None = None  # raised when it is done
+        self.earlier_jobs: list["DiskJob"] = []  # it begins when these are done
+        self.is_accepted = False  # a worker has seen it
+        self.num_left: int = len(self._task_ends)  # tasks
+        self.num_blockers = 0  # jobs that must be done before this one begins
+        self.followers: list["DiskJob"] = []
+        self.is_lost = False  # it never began, and its targets are lost
         self.is_done = False
-        self.done_at = 0.0
-        self.read_error = None
-        self.write_errors = []
+        self.done_at = 0.0  # by the workers' clock; 0.0 without one
+        self.read_error: StorageIOError | None = None
+        self.write_errors: list[StorageIOError] = []
 
     def num_tasks(self) -> int:
         return len(self._task_ends)

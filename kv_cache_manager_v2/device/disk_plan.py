@@ -40,24 +40,18 @@ class _BatchPlan(JobPlan):
 
     __slots__ = ("_batch", "_ranges", "_target", "_ticket", "_runs")
 
-    _batch: Final[CopyBatch]
-    _ranges: Final[DiskRanges]
-    _target: Final[DiskFile | None]
-    _ticket: Final[SlotTicket | None]
-    _runs: CopyRuns | None
-
     def __init__(self, batch: CopyBatch, ranges: DiskRanges) -> None:
         # The caller may reuse its batch at once.
         copied = CopyBatch(batch.dst_tier, batch.src_tier, batch.num_bytes)
         copied.dst_addresses = batch.dst_addresses[: batch.count]
         copied.src_addresses = batch.src_addresses[: batch.count]
         copied.count = batch.count
-        self._batch = copied
-        self._ranges = ranges
+        self._batch: Final[CopyBatch] = copied
+        self._ranges: Final = ranges
         target = ranges.file_of(batch.dst_addresses[0]) if batch.dst_tier == CacheTier.DISK else None
-        self._target = target
-        self._ticket = target.watch.current_ticket() if target is not None and target.watch is not None else None
-        self._runs = None
+        self._target: Final[DiskFile | None] = target
+        self._ticket: Final[SlotTicket | None] = target.watch.current_ticket() if target is not None and target.watch is not None else None
+        self._runs: CopyRuns | None = None
 
     def runs(self) -> CopyRuns:
         runs = self._runs

@@ -30,16 +30,11 @@ class DiskRanges:
 
     __slots__ = ("table", "_granularity_bytes", "_port", "_files")
 
-    table: Final[RangeTable]
-    _granularity_bytes: Final[int]
-    _port: Final[FilePort]
-    _files: list[DiskFile]  # by address; replaced, as the workers look files up too
-
     def __init__(self, port: FilePort, granularity_bytes: int) -> None:
-        self.table = RangeTable(CacheTier.DISK, granularity_bytes)
-        self._granularity_bytes = granularity_bytes
-        self._port = port
-        self._files = []
+        self.table: Final = RangeTable(CacheTier.DISK, granularity_bytes)
+        self._granularity_bytes: Final = granularity_bytes
+        self._port: Final = port
+        self._files: list[DiskFile] = []  # by address; replaced, as the workers look files up too
 
     @property
     def port(self) -> FilePort:

@@ -24,10 +24,8 @@ class DiskTransfers:
 
     __slots__ = ("rescued",)
 
-    rescued: Final[FailedWrites]
-
     def __init__(self) -> None:
-        self.rescued = FailedWrites()
+        self.rescued: Final = FailedWrites()
 
     def read_and_verify(self, extent: DiskExtent) -> list[StorageIOError]:
         """All that is wrong with the bytes: an error for each piece of memory that they do not come to."""

@@ -59,42 +59,24 @@ class DiskWorkers(Drained):
         "_progress", "_obstacle", "_lock", "_gated", "_is_watched", "_num_ended", "_wakeups",
     )  # fmt: skip
 
-    transfers: Final[DiskTransfers]
-    num_done: int  # jobs; grows under the lock
-    clock: StatisticsClock | None  # None: the times of jobs are not needed
-    watch: GateWatch | None  # None: there are no gates, or they cannot break
-    _num_threads: Final[int]
-    _num_made: int  # threads, by the caller
-    _num_started: int  # jobs, by the caller
-    _process: Final[int]
-    _inbox: Final[SimpleQueue[tuple[DiskJob | None, int]]]
-    _failed_reads: Final[SimpleQueue[StorageIOError]]
-    _progress: Final[Lock]  # taken by the caller to wait; released by workers after each progress
-    _obstacle: str  # why closed gates will never open
-    _lock: Final[Lock]  # of the workers; guards the fields below
-    _gated: list[DiskJob]  # jobs that wait only for their gates
-    _is_watched: bool  # a worker looks at the gates from time to time
-    _num_ended: int  # threads
-    _wakeups: tuple[Wakeup, ...]  # given after each job; replaced, by the caller
-
     def __init__(self, num_threads: int) -> None:
-        self.transfers = DiskTransfers()
-        self.num_done = 0
-        self.clock = None
-        self.watch = None
-        self._num_threads = num_threads
-        self._num_made = 0
-        self._num_started = 0
-        self._process = os.getpid()
-        self._inbox = SimpleQueue()
-        self._failed_reads = SimpleQueue()
-        self._progress = Lock()
-        self._obstacle = ""
-        self._lock = Lock()
-        self._gated = []
-        self._is_watched = False
-        self._num_ended = 0
-        self._wakeups = ()
+        self.transfers: Final = DiskTransfers()
+        self.num_done = 0  # jobs; grows under the lock
+        self.clock: StatisticsClock | None = None  # None: the times of jobs are not needed
+        self.watch: GateWatch | None = None  # None: there are no gates, or they cannot break
+        self._num_threads: Final = num_threads
+        self._num_made = 0  # threads, by the caller
+        self._num_started = 0  # jobs, by the caller
+        self._process: Final[int] = os.getpid()
+        self._inbox: Final[SimpleQueue[tuple[DiskJob | None, int]]] = SimpleQueue()
+        self._failed_reads: Final[SimpleQueue[StorageIOError]] = SimpleQueue()
+        self._progress: Final = Lock()  # taken by the caller to wait; released by workers after each progress
+        self._obstacle = ""  # why closed gates will never open
+        self._lock: Final = Lock()  # of the workers; guards the fields below
+        self._gated: list[DiskJob] = []  # jobs that wait only for their gates
+        self._is_watched = False  # a worker looks at the gates from time to time
+        self._num_ended = 0  # threads
+        self._wakeups: tuple[Wakeup, ...] = ()  # given after each job; replaced, by the caller
 
     # -- on the caller's thread ---------------------------------------------------------------------------------------
 

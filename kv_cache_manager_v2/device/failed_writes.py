@@ -24,14 +24,10 @@ class _Intervals:
 
     __slots__ = ("begs", "ends", "contents")
 
-    begs: Final[list[int]]
-    ends: Final[list[int]]
-    contents: Final[list[bytes | None]]
-
     def __init__(self) -> None:
-        self.begs = []
-        self.ends = []
-        self.contents = []
+        self.begs: Final[list[int]] = []
+        self.ends: Final[list[int]] = []
+        self.contents: Final[list[bytes | None]] = []
 
     def add(self, beg: int, end: int, content: bytes | None) -> None:
         """Append an interval behind all others."""
@@ -75,13 +71,9 @@ class FailedWrites:
 
     __slots__ = ("is_empty", "_lock", "_intervals")
 
-    is_empty: bool
-    _lock: Final[Lock]
-    _intervals: _Intervals
-
     def __init__(self) -> None:
         self.is_empty = True
-        self._lock = Lock()
+        self._lock: Final = Lock()
         self._intervals = _Intervals()
 
     def num_bytes(self) -> int:

@@ -31,16 +31,11 @@ class HandleTable:
 
     __slots__ = ("_what", "_handles", "_free", "_num_free")
 
-    _what: Final[str]
-    _handles: vec[i64]  # by index: the live handle, or minus the next one
-    _free: vec[i64]  # a stack of indices; its first _num_free entries count
-    _num_free: i64
-
     def __init__(self, what: str) -> None:
-        self._what = what
-        self._handles = vec[i64]()
-        self._free = vec[i64]()
-        self._num_free = 0
+        self._what: Final = what
+        self._handles = vec[i64]()  # by index: the live handle, or minus the next one
+        self._free = vec[i64]()  # a stack of indices; its first _num_free entries count
+        self._num_free: i64 = 0
 
     def allocate(self) -> i64:
         if self._num_free == 0:

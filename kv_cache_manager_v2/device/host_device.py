@@ -65,12 +65,6 @@ class HostDevice(RangedDevice):
 
     __slots__ = ("_streams", "_events", "_timers", "_pending", "_calls_wait")
 
-    _streams: Final[HandleTable]
-    _events: Final[HandleTable]
-    _timers: Final[HostTimers]
-    _pending: Final[HostStreams]
-    _calls_wait: Final[bool]
-
     def __init__(
         self,
         granularity_bytes: SupportsIndex = _DEFAULT_GRANULARITY_BYTES,
@@ -90,12 +84,12 @@ class HostDevice(RangedDevice):
             raise TypeError(f"files must be a FilePort or None, not {type(files).__name__}")
         if clock is not None and not isinstance(clock, StatisticsClock):
             raise TypeError(f"clock must be a StatisticsClock or None, not {type(clock).__name__}")
-        self._calls_wait = to_bool(calls_wait_for_disk, "calls_wait_for_disk")
+        self._calls_wait: Final[bool] = to_bool(calls_wait_for_disk, "calls_wait_for_disk")
         super().__init__(granularity, granularity, files, num_threads)
-        self._streams = HandleTable("stream")
-        self._events = HandleTable("event")
-        self._timers = HostTimers(MonotonicClock() if clock is None else GuardedClock(clock))
-        self._pending = HostStreams(self._workers)
+        self._streams: Final = HandleTable("stream")
+        self._events: Final = HandleTable("event")
+        self._timers: Final = HostTimers(MonotonicClock() if clock is None else GuardedClock(clock))
+        self._pending: Final = HostStreams(self._workers)
 
     # -- properties ---------------------------------------------------------------------------------------------------
 

@@ -80,15 +80,10 @@ class HostPlacement:
 
     __slots__ = ("_device_name", "_node", "_num_nodes", "_has_warned")
 
-    _device_name: Final[str]
-    _node: Final[int | None]
-    _num_nodes: Final[int]
-    _has_warned: bool
-
     def __init__(self, device_name: str, node: int | None, num_nodes: int) -> None:
-        self._device_name = device_name
-        self._node = node
-        self._num_nodes = num_nodes
+        self._device_name: Final = device_name
+        self._node: Final = node
+        self._num_nodes: Final = num_nodes
         self._has_warned = False
 
     def prepare(self, address: int, num_bytes: int) -> None:

@@ -34,16 +34,11 @@ from .port import CopyBatch
 class HostEvent:
     __slots__ = ("handle", "is_done", "failures", "passed_at")
 
-    handle: Final[int]
-    is_done: bool
-    failures: list[DiskJob]  # before it, whose failed read was not raised
-    passed_at: float  # like `HostStream.passed_at`
-
     def __init__(self, handle: int) -> None:
-        self.handle = handle
+        self.handle: Final = handle
         self.is_done = False
-        self.failures = []
-        self.passed_at = 0.0
+        self.failures: list[DiskJob] = []  # before it, whose failed read was not raised
+        self.passed_at = 0.0  # like `HostStream.passed_at`
 
 
 @mypyc_attr(native_class=True)
@@ -68,20 +63,13 @@ class HostStream:
 
     __slots__ = ("handle", "queue", "has_new_jobs", "failures", "clock", "passed_at")
 
-    handle: Final[int]
-    queue: Final[deque[QueuedWork]]
-    has_new_jobs: bool  # the queue may have disk jobs that the workers do not have yet
-    failures: list[DiskJob]
-    clock: StatisticsClock | None
-    passed_at: float  # when it finished the work that has left its queue; 0.0 without a clock
-
     def __init__(self, handle: int, clock: StatisticsClock | None) -> None:
-        self.handle = handle
-        self.queue = deque()
-        self.has_new_jobs = False
-        self.failures = []
-        self.clock = clock
-        self.passed_at = 0.0
+        self.handle: Final = handle
+        self.queue: Final[deque[QueuedWork]] = deque()
+        self.has_new_jobs = False  # the queue may have disk jobs that the workers do not have yet
+        self.failures: list[DiskJob] = []
+        self.clock: StatisticsClock | None = clock
+        self.passed_at = 0.0  # when it finished the work that has left its queue; 0.0 without a clock
 
     def pass_now(self) -> None:
         """Record that the queued work was done just now."""
@@ -98,14 +86,10 @@ class HostStream:
 class _Fill(QueuedWork):
     __slots__ = ("_address", "_num_bytes", "_value")
 
-    _address: Final[int]
-    _num_bytes: Final[int]
-    _value: Final[int]
-
     def __init__(self, address: int, num_bytes: int, value: int) -> None:
-        self._address = address
-        self._num_bytes = num_bytes
-        self._value = value
+        self._address: Final = address
+        self._num_bytes: Final = num_bytes
+        self._value: Final = value
 
     def try_run(self, stream: HostStream) -> bool:
         ctypes.memset(self._address, self._value, self._num_bytes)
@@ -118,12 +102,9 @@ class _Fill(QueuedWork):
 class _Record(QueuedWork):
     __slots__ = ("_event", "_open_events")
 
-    _event: Final[HostEvent]
-    _open_events: Final[dict[int, HostEvent]]
-
     def __init__(self, event: HostEvent, open_events: dict[int, HostEvent]) -> None:
-        self._event = event
-        self._open_events = open_events
+        self._event: Final = event
+        self._open_events: Final = open_events
 
     def try_run(self, stream: HostStream) -> bool:
         event = self._event
@@ -143,10 +124,8 @@ class _Record(QueuedWork):
 class _Wait(QueuedWork):
     __slots__ = ("_event",)
 
-    _event: Final[HostEvent]
-
     def __init__(self, event: HostEvent) -> None:
-        self._event = event
+        self._event: Final = event
 
     def try_run(self, stream: HostStream) -> bool:
         if not self._event.is_done:
@@ -164,12 +143,9 @@ class _Wait(QueuedWork):
 class _DiskCopies(QueuedWork):
     __slots__ = ("job", "_failures")
 
-    job: Final[DiskJob]
-    _failures: Final[list[DiskJob]]  # of the device
-
     def __init__(self, job: DiskJob, failures: list[DiskJob]) -> None:
-        self.job = job
-        self._failures = failures
+        self.job: Final = job
+        self._failures: Final = failures  # of the device
 
     def try_run(self, stream: HostStream) -> bool:
         job = self.job
@@ -193,14 +169,10 @@ class _DiskCopies(QueuedWork):
 class _TimerMark(QueuedWork):
     __slots__ = ("_timer", "_is_end", "_enqueued_at")
 
-    _timer: Final[HostTimer]
-    _is_end: Final[bool]
-    _enqueued_at: Final[float]
-
     def __init__(self, timer: HostTimer, is_end: bool, enqueued_at: float) -> None:
-        self._timer = timer
-        self._is_end = is_end
-        self._enqueued_at = enqueued_at
+        self._timer: Final = timer
+        self._is_end: Final = is_end
+        self._enqueued_at: Final = enqueued_at
 
     def try_run(self, stream: HostStream) -> bool:
         # Work that was done before the mark was enqueued is not part of the time after it.
@@ -228,26 +200,16 @@ class HostStreams:
 
     __slots__ = ("is_busy", "_workers", "_streams", "_live", "_open_events", "_failures", "_clock", "_num_seen", "_has_new_work")
 
-    is_busy: bool
-    _workers: Final[DiskWorkers]
-    _streams: Final[dict[int, HostStream]]  # by handle: streams that ever had a queue and were not destroyed
-    _live: list[HostStream]  # streams that have a queue
-    _open_events: Final[dict[int, HostEvent]]
-    _failures: Final[list[DiskJob]]  # that no call has raised
-    _clock: StatisticsClock | None  # None without timers
-    _num_seen: int  # disk jobs that were done at the last `poll`
-    _has_new_work: bool  # work was enqueued, or a failure raised, since then
-
     def __init__(self, workers: DiskWorkers) -> None:
         self.is_busy = False
-        self._workers = workers
-        self._streams = {}
-        self._live = []
-        self._open_events = {}
-        self._failures = []
-        self._clock = None
-        self._num_seen = 0
-        self._has_new_work = False
+        self._workers: Final = workers
+        self._streams: Final[dict[int, HostStream]] = {}  # by handle: streams that ever had a queue and were not destroyed
+        self._live: list[HostStream] = []  # streams that have a queue
+        self._open_events: Final[dict[int, HostEvent]] = {}
+        self._failures: Final[list[DiskJob]] = []  # that no call has raised
+        self._clock: StatisticsClock | None = None  # None without timers
+        self._num_seen = 0  # disk jobs that were done at the last `poll`
+        self._has_new_work = False  # work was enqueued, or a failure raised, since then
 
     # -- enqueueing; all but `copy_with_disk` only while busy -----------------------------------------------------------
 

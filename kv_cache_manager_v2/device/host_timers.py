@@ -22,12 +22,9 @@ class HostTimer:
 
     __slots__ = ("begin", "end")
 
-    begin: float
-    end: float
-
     def __init__(self) -> None:
-        self.begin = _NOT_THERE
-        self.end = _NOT_THERE
+        self.begin: float = _NOT_THERE
+        self.end: float = _NOT_THERE
 
 
 @final
@@ -35,14 +32,10 @@ class HostTimer:
 class HostTimers:
     __slots__ = ("clock", "_handles", "_timers")
 
-    clock: Final[StatisticsClock]
-    _handles: Final[HandleTable]
-    _timers: Final[list[HostTimer]]  # by the handle's index
-
     def __init__(self, clock: StatisticsClock) -> None:
-        self.clock = clock
-        self._handles = HandleTable("timer")
-        self._timers = []
+        self.clock: Final = clock
+        self._handles: Final = HandleTable("timer")
+        self._timers: Final[list[HostTimer]] = []  # by the handle's index
 
     def make(self) -> i64:
         handle = self._handles.allocate()

@@ -17,12 +17,9 @@ class IntervalSet:
 
     __slots__ = ("_begs", "_ends")
 
-    _begs: list[int]
-    _ends: list[int]
-
     def __init__(self) -> None:
-        self._begs = []
-        self._ends = []
+        self._begs: list[int] = []
+        self._ends: list[int] = []
 
     def __len__(self) -> int:
         """The number of intervals."""

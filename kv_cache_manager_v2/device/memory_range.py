@@ -22,14 +22,6 @@ class MemoryRange(Handle):
 
     __slots__ = ("_device", "_tier", "_granularity_bytes", "_max_bytes", "_address", "_mapped_bytes", "_is_closed")
 
-    _device: Final[Device]
-    _tier: Final[CacheTier]
-    _granularity_bytes: Final[int]
-    _max_bytes: Final[int]
-    _address: Final[int]
-    _mapped_bytes: int
-    _is_closed: bool
-
     def __init__(
         self, device: Device, tier: CacheTier, max_bytes: int, path: str | None = None, watch: SlotWatch | None = None
     ) -> None:
@@ -40,13 +32,13 @@ class MemoryRange(Handle):
         if max_bytes <= 0:
             raise ValueError(f"max_bytes is {max_bytes}: a memory range needs at least 1 byte to grow to")
         granularity_bytes = device.granularity_bytes(tier)
-        self._device = device
-        self._tier = tier
-        self._granularity_bytes = granularity_bytes
-        self._max_bytes = (max_bytes + granularity_bytes - 1) // granularity_bytes * granularity_bytes
+        self._device: Final = device
+        self._tier: Final = tier
+        self._granularity_bytes: Final[int] = granularity_bytes
+        self._max_bytes: Final[int] = (max_bytes + granularity_bytes - 1) // granularity_bytes * granularity_bytes
         self._mapped_bytes = 0
         self._is_closed = False
-        self._address = _reserve(device, tier, self._max_bytes, path, watch)
+        self._address: Final[int] = _reserve(device, tier, self._max_bytes, path, watch)
 
     @property
     def tier(self) -> CacheTier:

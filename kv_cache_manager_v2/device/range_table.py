@@ -23,14 +23,10 @@ class ReservedRange:
 
     __slots__ = ("address", "num_bytes", "mapped")
 
-    address: Final[int]
-    num_bytes: Final[int]
-    mapped: Final[IntervalSet]  # of addresses
-
     def __init__(self, address: int, num_bytes: int) -> None:
-        self.address = address
-        self.num_bytes = num_bytes
-        self.mapped = IntervalSet()
+        self.address: Final = address
+        self.num_bytes: Final = num_bytes
+        self.mapped: Final = IntervalSet()  # of addresses
 
 
 @final
@@ -40,16 +36,11 @@ class RangeTable:
 
     __slots__ = ("granularity_bytes", "_tier", "_addresses", "_ranges")
 
-    _tier: Final[CacheTier]
-    granularity_bytes: Final[int]
-    _addresses: Final[list[int]]  # sorted, the first address of each range
-    _ranges: Final[list[ReservedRange]]  # in the same order
-
     def __init__(self, tier: CacheTier, granularity_bytes: int) -> None:
-        self._tier = tier
-        self.granularity_bytes = granularity_bytes
-        self._addresses = []
-        self._ranges = []
+        self._tier: Final = tier
+        self.granularity_bytes: Final = granularity_bytes
+        self._addresses: Final[list[int]] = []  # sorted, the first address of each range
+        self._ranges: Final[list[ReservedRange]] = []  # in the same order
 
     def num_ranges(self) -> int:
         return len(self._ranges)

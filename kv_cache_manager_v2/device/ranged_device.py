@@ -24,17 +24,11 @@ from .slot_watch import SlotWatch
 class RangedDevice(Device):
     __slots__ = ("_gpu_ranges", "_host_ranges", "_disk_ranges", "_workers", "_is_closed")
 
-    _gpu_ranges: Final[RangeTable]
-    _host_ranges: Final[RangeTable]
-    _disk_ranges: Final[DiskRanges]
-    _workers: Final[DiskWorkers]
-    _is_closed: bool
-
     def __init__(self, gpu_granularity_bytes: int, granularity_bytes: int, files: FilePort | None, num_disk_threads: int) -> None:
-        self._gpu_ranges = RangeTable(CacheTier.GPU_MEM, gpu_granularity_bytes)
-        self._host_ranges = RangeTable(CacheTier.HOST_MEM, granularity_bytes)
-        self._disk_ranges = DiskRanges(OsFiles() if files is None else files, granularity_bytes)
-        self._workers = DiskWorkers(num_disk_threads)
+        self._gpu_ranges: Final = RangeTable(CacheTier.GPU_MEM, gpu_granularity_bytes)
+        self._host_ranges: Final = RangeTable(CacheTier.HOST_MEM, granularity_bytes)
+        self._disk_ranges: Final = DiskRanges(OsFiles() if files is None else files, granularity_bytes)
+        self._workers: Final = DiskWorkers(num_disk_threads)
         self._is_closed = False
 
     # -- what a device defines ----------------------------------------------------------------------------------------

@@ -20,10 +20,8 @@ class ReadOnlyFiles(FilePort):
 
     __slots__ = ("_files",)
 
-    _files: Final[OsFiles]
-
     def __init__(self) -> None:
-        self._files = OsFiles()
+        self._files: Final = OsFiles()
 
     def open_named(self, path: str, is_direct: bool) -> int:
         return open_private(path, os.O_RDONLY, is_read_only=True)

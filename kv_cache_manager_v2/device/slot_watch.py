@@ -37,23 +37,15 @@ class SlotWatch(metaclass=ABCMeta):
 
     __slots__ = ("slot_bytes", "chunks_per_slot", "path", "file", "files", "stripe", "is_read_only")
 
-    slot_bytes: Final[i64]
-    chunks_per_slot: Final[i64]
-    path: str
-    file: int
-    files: FilePort | None
-    stripe: Stripe | None
-    is_read_only: bool
-    """The file is opened for reading alone, and has to be there."""
-
     def __init__(self, slot_bytes: i64) -> None:
-        self.slot_bytes = slot_bytes
-        self.chunks_per_slot = (slot_bytes + CHUNK_BYTES - 1) // CHUNK_BYTES
+        self.slot_bytes: Final = slot_bytes
+        self.chunks_per_slot: Final[i64] = (slot_bytes + CHUNK_BYTES - 1) // CHUNK_BYTES
         self.path = ""
-        self.file = -1
-        self.files = None
-        self.stripe = None
+        self.file: int = -1
+        self.files: FilePort | None = None
+        self.stripe: Stripe | None = None
         self.is_read_only = False
+        """The file is opened for reading alone, and has to be there."""
 
     def sync(self) -> None:
         """Return once all bytes that were written to the slots before this call would survive a power failure."""

@@ -14,11 +14,8 @@ class StagingMemory:
 
     __slots__ = ("num_bytes", "_address")
 
-    num_bytes: Final[int]
-    _address: int
-
     def __init__(self, num_bytes: int) -> None:
-        self.num_bytes = num_bytes
+        self.num_bytes: Final = num_bytes
         self._address = 0
 
     def address(self) -> int:

@@ -63,32 +63,20 @@ class Timeline:
         "is_slow", "is_own",
     )  # fmt: skip
 
-    stream: int  # the present one, or the last
-    index: Final[i64]
-    tick: i64
-    num_users: i64
-    event_ticks: vec[i64]
-    events: list[int]
-    seen: vec[i64]  # by timeline index: the latest tick that this stream already waits for
-    seen_since: vec[i64]  # by timeline index: this stream's own tick when it began to wait for that; earlier marks do not cover it
-    retired_event: bool  # RETIRED: events[-1] covers every tick
-    retired_at: i64  # how many had retired before, the last time
-    is_slow: bool  # its work may wait for a lower tier
-    is_own: bool  # the library's: no kernel of the engine's runs on it
-
     def __init__(self, stream: int, index: i64) -> None:
-        self.stream = stream
-        self.index = index
-        self.tick = 1
-        self.num_users = 0
+        self.stream = stream  # the present one, or the last
+        self.index: Final = index
+        self.tick: i64 = 1
+        self.num_users: i64 = 0
         self.event_ticks = vec[i64]()
-        self.events = []
-        self.seen = vec[i64]()
+        self.events: list[int] = []
+        self.seen = vec[i64]()  # by timeline index: the latest tick that this stream already waits for
         self.seen_since = vec[i64]()
-        self.retired_event = False
-        self.retired_at = 0
-        self.is_slow = False
-        self.is_own = False
+        """By timeline index: this stream's own tick when it began to wait for that; earlier marks do not cover it."""
+        self.retired_event = False  # RETIRED: events[-1] covers every tick
+        self.retired_at: i64 = 0  # how many had retired before, the last time
+        self.is_slow = False  # its work may wait for a lower tier
+        self.is_own = False  # the library's: no kernel of the engine's runs on it
 
 
 @final
@@ -98,16 +86,11 @@ class _Join:
 
     __slots__ = ("index", "a", "b", "result")
 
-    index: i64
-    a: i64
-    b: i64
-    result: i64
-
     def __init__(self) -> None:
-        self.index = _NO_TIMELINE
-        self.a = NO_POINT
-        self.b = NO_POINT
-        self.result = NO_POINT
+        self.index: i64 = _NO_TIMELINE
+        self.a: i64 = NO_POINT
+        self.b: i64 = NO_POINT
+        self.result: i64 = NO_POINT
 
 
 @final
@@ -123,34 +106,22 @@ class StreamOrder:
         "_is_closing",
     )  # fmt: skip
 
-    settles: Final[bool]
-    """Whether the host waits, in `settle`, for what streams of sequences wait for."""
-    _owed: Final[set[int]]
-    """Streams of sequences on which something was ordered since the last `settle`."""
-    _postponed: Final[set[int]]
-    _device: Final[Device]
-    _num_kept: Final[i64]
-    _num_retired: i64  # so far
-    _timelines: Final[list[Timeline]]
-    _by_stream: Final[dict[int, Timeline]]
-    _join: Final[_Join]
-    _slow_join: Final[_Join]
-    """For points of slow timelines, so that unrelated work never waits for them."""
-    _is_closing: bool
-    """All streams are synchronised, and some events are released: no more are recorded."""
-
     def __init__(self, device: Device, num_kept: i64 = _TIMELINES_KEPT) -> None:
-        self.settles = device.runs_kernels_at_once
-        self._owed = set()
-        self._postponed = set()
-        self._device = device
-        self._num_kept = num_kept
-        self._num_retired = 0
+        self.settles: Final[bool] = device.runs_kernels_at_once
+        """Whether the host waits, in `settle`, for what streams of sequences wait for."""
+        self._owed: Final[set[int]] = set()
+        """Streams of sequences on which something was ordered since the last `settle`."""
+        self._postponed: Final[set[int]] = set()
+        self._device: Final = device
+        self._num_kept: Final = num_kept
+        self._num_retired: i64 = 0  # so far
         self._is_closing = False
-        self._timelines = []
-        self._by_stream = {}
-        self._join = _Join()
-        self._slow_join = _Join()
+        """All streams are synchronised, and some events are released: no more are recorded."""
+        self._timelines: Final[list[Timeline]] = []
+        self._by_stream: Final[dict[int, Timeline]] = {}
+        self._join: Final = _Join()
+        self._slow_join: Final = _Join()
+        """For points of slow timelines, so that unrelated work never waits for them."""
 
     # -- timelines ----------------------------------------------------------------------------------------------------
 

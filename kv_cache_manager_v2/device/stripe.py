@@ -16,12 +16,9 @@ from mypy_extensions import mypyc_attr
 class Stripe:
     __slots__ = ("folders", "slot_bytes")
 
-    folders: Final[list[str]]
-    slot_bytes: Final[int]
-
     def __init__(self, folders: list[str], slot_bytes: int) -> None:
-        self.folders = folders
-        self.slot_bytes = slot_bytes
+        self.folders: Final = folders
+        self.slot_bytes: Final = slot_bytes
 
     def find(self, offset: int) -> tuple[int, int, int]:
         """The place of that byte of the whole file: the folder, the offset in its file, and how many bytes follow there in one piece."""

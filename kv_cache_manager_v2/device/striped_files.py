@@ -21,15 +21,10 @@ class StripedFiles(FilePort):
 
     __slots__ = ("_port", "_stripe", "_parts", "_name")
 
-    _port: Final[FilePort]
-    _stripe: Final[Stripe]
-    _parts: list[int]
-    _name: str
-
     def __init__(self, port: FilePort, stripe: Stripe) -> None:
-        self._port = port
-        self._stripe = stripe
-        self._parts = []
+        self._port: Final = port
+        self._stripe: Final = stripe
+        self._parts: list[int] = []
         self._name = ""
 
     def open_named(self, path: str, is_direct: bool) -> int:

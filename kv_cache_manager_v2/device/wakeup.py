@@ -29,14 +29,11 @@ class Wakeup(Handle):
     _NAMES: ClassVar[str] = "a file descriptor of this process"
 
     file_descriptor: Final[int]
-    _writing_end: Final[int]
-    _lock: Final[Lock]
-    """Guards against a thread that writes to the number of a closed descriptor, which another file may have by then."""
-    _is_open: bool
 
     def __init__(self, uses_eventfd: bool = hasattr(os, "eventfd")) -> None:
         self._is_open = False
-        self._lock = Lock()
+        self._lock: Final = Lock()
+        """Guards against a thread that writes to the number of a closed descriptor, which another file may have by then."""
         if uses_eventfd:
             reading_end = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             writing_end = reading_end
@@ -45,7 +42,7 @@ class Wakeup(Handle):
             os.set_blocking(reading_end, False)
             os.set_blocking(writing_end, False)
         self.file_descriptor = reading_end
-        self._writing_end = writing_end
+        self._writing_end: Final[int] = writing_end
         self._is_open = True
 
     def give(self) -> None:

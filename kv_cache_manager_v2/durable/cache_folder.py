@@ -53,40 +53,29 @@ class CacheFolder:
         "_old_names",
     )  # fmt: skip
 
-    path: Final[str]
-    files: Final[FilePort]
-    parts: Final[FolderParts]
-    is_read_only: Final[bool]
-    """Nothing is locked or written; another process may be writing."""
-    is_new: bool
-    """No process has had it before."""
     state: IndexState
     """The records that the last process has left; empty once that is restored."""
-    log_bytes: int
-    """Bytes of the present log."""
-    snapshot_bytes: int
-    """Bytes of the newest snapshot of this process; 0 before the first one."""
-    _lock: int
-    _log: int
-    _number: int
-    """Number of the present log."""
-    _old_names: list[str]
-    """Names of files that the next snapshot replaces."""
 
     def __init__(self, files: FilePort, paths: list[str], identity: str, layout: str, is_read_only: bool = False) -> None:
         """`ValueError` for a folder of another layout or format, `LogicError` while another manager has it, `StorageIOError` where the
         disk refuses."""
-        self.files = files
-        self.parts = FolderParts(files, folder_name(identity), paths, is_read_only)
-        self.path = self.parts.folders[0]
-        self._lock = -1
-        self._log = -1
+        self.files: Final = files
+        self.parts: Final = FolderParts(files, folder_name(identity), paths, is_read_only)
+        self.path: Final[str] = self.parts.folders[0]
+        self._lock: int = -1
+        self._log: int = -1
         self.log_bytes = 0
+        """Bytes of the present log."""
         self.snapshot_bytes = 0
-        self.is_read_only = is_read_only
+        """Bytes of the newest snapshot of this process; 0 before the first one."""
+        self.is_read_only: Final = is_read_only
+        """Nothing is locked or written; another process may be writing."""
         self.is_new = False
+        """No process has had it before."""
         self._number = 0
-        self._old_names = []
+        """Number of the present log."""
+        self._old_names: list[str] = []
+        """Names of files that the next snapshot replaces."""
         if is_read_only:
             self.state = self._read(identity, layout)
             return

@@ -41,25 +41,17 @@ class DurableGroup:
 
     __slots__ = ("index", "pools", "announced", "recorded", "num_chunks", "num_restored", "num_damaged")
 
-    index: Final[i64]
-    pools: Final[list["DurablePool"]]
-    announced: WriteBatch | None
-    recorded: Final[vec[bool]]
-    num_chunks: i64
-    """Chunks of a slot in all pools."""
-    num_restored: i64
-    """Pages that the last process has left."""
-    num_damaged: i64
-    """Pages that were read and are not what was written."""
-
     def __init__(self, index: i64, num_slots: i64) -> None:
-        self.index = index
-        self.pools = []
-        self.announced = None
-        self.recorded = vec[bool]([False] * num_slots)
-        self.num_chunks = 0
-        self.num_restored = 0
-        self.num_damaged = 0
+        self.index: Final = index
+        self.pools: Final[list["DurablePool"]] = []
+        self.announced: WriteBatch | None = None
+        self.recorded: Final = vec[bool]([False] * num_slots)
+        self.num_chunks: i64 = 0
+        """Chunks of a slot in all pools."""
+        self.num_restored: i64 = 0
+        """Pages that the last process has left."""
+        self.num_damaged: i64 = 0
+        """Pages that were read and are not what was written."""
 
 
 @final
@@ -69,14 +61,10 @@ class DurablePool(SlotWatch):
 
     __slots__ = ("_level", "_group", "_checksums")
 
-    _level: Final["DurableLevel"]
-    _group: Final[DurableGroup]
-    _checksums: vec[i64]
-
     def __init__(self, level: "DurableLevel", group: DurableGroup, slot_bytes: i64, num_slots: i64) -> None:
         super().__init__(slot_bytes)
-        self._level = level
-        self._group = group
+        self._level: Final = level
+        self._group: Final = group
         self._checksums = vec[i64]([UNKNOWN] * (num_slots * self.chunks_per_slot))
 
     def set_checksum(self, chunk: i64, checksum: i64) -> None:
@@ -117,27 +105,18 @@ class DurableLevel:
 
     __slots__ = ("index", "folder", "groups", "writer", "_lock", "_next_generation", "_has_damage", "_new_nodes")
 
-    index: Final[i64]
-    folder: Final[CacheFolder]
-    groups: Final[list[DurableGroup]]
-    writer: Final[IndexWriter]
-    _lock: Final[Lock]
-    """The workers' lock."""
-    _next_generation: i64
-    _has_damage: bool
-    """Whether the log has said so."""
-    _new_nodes: NodeBatch
-    """Blocks that the next pages are recorded with, not queued yet."""
-
     def __init__(self, index: i64, folder: CacheFolder, slot_bytes: list[tuple[int, ...]], num_slots: tuple[int, ...]) -> None:
         """``slot_bytes`` and ``num_slots`` by pool group."""
-        self.index = index
-        self.folder = folder
-        self.groups = []
-        self._lock = Lock()
-        self._next_generation = folder.state.next_generation
+        self.index: Final = index
+        self.folder: Final = folder
+        self.groups: Final[list[DurableGroup]] = []
+        self._lock: Final = Lock()
+        """The workers' lock."""
+        self._next_generation: i64 = folder.state.next_generation
         self._has_damage = False
+        """Whether the log has said so."""
         self._new_nodes = NodeBatch()
+        """Blocks that the next pages are recorded with, not queued yet."""
         watches: list[SlotWatch] = []
         for number, sizes in enumerate(slot_bytes):
             group = DurableGroup(number, num_slots[number])
@@ -149,7 +128,7 @@ class DurableLevel:
                 group.num_chunks += pool.chunks_per_slot
                 watches.append(pool)
             self.groups.append(group)
-        self.writer = IndexWriter(folder, watches)
+        self.writer: Final = IndexWriter(folder, watches)
 
     @property
     def is_read_only(self) -> bool:

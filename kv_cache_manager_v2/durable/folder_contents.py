@@ -42,17 +42,10 @@ class FolderContents:
 
     __slots__ = ("path", "identity", "layout", "state", "file_bytes", "holder", "slot_bytes", "part_folders", "_parts")
 
-    path: Final[str]
     identity: Final[dict[str, Any]]
     layout: Final[dict[str, Any]]
-    state: Final[IndexState]
-    file_bytes: Final[int]
-    holder: Final[str | None]
-    """The process that has the folder now."""
     slot_bytes: Final[list[list[int]]]
     """By pool group, and pool."""
-    part_folders: Final[list[str]]
-    """This folder, and those on the other paths, see `list_part_folders`."""
     _parts: Final[dict[str, Any]]
 
     def __init__(self, files: FilePort, path: str, more_paths: Sequence[str] = ()) -> None:
@@ -60,12 +53,14 @@ class FolderContents:
 
         `ValueError` where it cannot be known what is there, `OSError` where it cannot be read.
         """
-        self.path = path
+        self.path: Final = path
         self.identity, self.layout, self.slot_bytes, self._parts = _read_identity(files, path)
-        self.part_folders = list_part_folders(files, path, self._parts, more_paths)
-        self.holder = find_holder(files, path)
-        self.state = load_present(files, path)
-        self.file_bytes = sum([_count_file_bytes(files, folder) for folder in self.part_folders if os.path.isdir(folder)])
+        self.part_folders: Final[list[str]] = list_part_folders(files, path, self._parts, more_paths)
+        """This folder, and those on the other paths, see `list_part_folders`."""
+        self.holder: Final[str | None] = find_holder(files, path)
+        """The process that has the folder now."""
+        self.state: Final[IndexState] = load_present(files, path)
+        self.file_bytes: Final[int] = sum([_count_file_bytes(files, folder) for folder in self.part_folders if os.path.isdir(folder)])
 
     def find_part_fault(self, files: FilePort, number: int) -> str:
         """The fault of the folder on that path; empty if it is that part of this level."""

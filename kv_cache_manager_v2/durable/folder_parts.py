@@ -31,25 +31,18 @@ class FolderParts:
 
     __slots__ = ("folders", "_files", "_paths", "_set", "_locks", "_is_read_only")
 
-    folders: Final[list[str]]
-    _files: Final[FilePort]
-    _paths: Final[list[str]]
-    _set: str
-    _locks: Final[list[int]]
-    _is_read_only: Final[bool]
-
     def __init__(self, files: FilePort, name: str, paths: list[str], is_read_only: bool = False) -> None:
         """`ValueError` for a path that is not there; it opens nothing."""
         for path in paths:
             if not os.path.isdir(path):
                 way_out = "it is a file: name a folder" if os.path.exists(path) else "create it first, or mount the disk that has it"
                 raise ValueError(f"there is no folder {path!r} for the durable level; {way_out}")
-        self.folders = [os.path.join(path, name) for path in paths]
-        self._files = files
-        self._paths = paths
+        self.folders: Final[list[str]] = [os.path.join(path, name) for path in paths]
+        self._files: Final = files
+        self._paths: Final = paths
         self._set = ""
-        self._locks = []
-        self._is_read_only = is_read_only
+        self._locks: Final[list[int]] = []
+        self._is_read_only: Final = is_read_only
 
     # -- opening; ValueError says why the paths do not fit --------------------------------------------------------------
 

@@ -84,20 +84,13 @@ class IndexFile:
 
     __slots__ = ("_files", "_file", "_num_bytes", "_offset", "_unread", "_is_torn")
 
-    _files: Final[FilePort]
-    _file: int
-    _num_bytes: Final[int]
-    _offset: int
-    _unread: bytes
-    """The beginning of a frame whose end was not read yet."""
-    _is_torn: bool
-
     def __init__(self, files: FilePort, path: str) -> None:
-        self._files = files
-        self._file = files.open_named(path, False)
-        self._num_bytes = files.length(self._file)
+        self._files: Final = files
+        self._file: int = files.open_named(path, False)
+        self._num_bytes: Final[int] = files.length(self._file)
         self._offset = 0
         self._unread = b""
+        """The beginning of a frame whose end was not read yet."""
         self._is_torn = False
 
     def read(self, num_bytes: int) -> list[bytes] | None:

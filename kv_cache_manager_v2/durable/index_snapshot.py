@@ -25,14 +25,6 @@ class IndexSnapshot:
 
     __slots__ = ("_state", "_nodes", "_parents", "_pages", "_page_nodes", "_next_generation", "_has_checksums")
 
-    _state: Final[IndexState]
-    _nodes: Final[vec[i64]]
-    _parents: Final[vec[i64]]
-    _pages: Final[vec[i64]]
-    _page_nodes: Final[vec[i64]]
-    _next_generation: Final[i64]
-    _has_checksums: Final[bool]
-
     def __init__(
         self,
         state: IndexState,
@@ -43,13 +35,13 @@ class IndexSnapshot:
         next_generation: i64,
         has_checksums: bool = True,
     ) -> None:
-        self._state = state
-        self._nodes = nodes
-        self._parents = parents
-        self._pages = pages
-        self._page_nodes = page_nodes
-        self._next_generation = next_generation
-        self._has_checksums = has_checksums
+        self._state: Final = state
+        self._nodes: Final = nodes
+        self._parents: Final = parents
+        self._pages: Final = pages
+        self._page_nodes: Final = page_nodes
+        self._next_generation: Final = next_generation
+        self._has_checksums: Final = has_checksums
 
     def pieces(self) -> Iterator[bytes]:
         """The records, those of a frame at a time: nodes first."""

@@ -52,15 +52,11 @@ class SlotTable:
 
     __slots__ = ("_pages", "_num_put", "_far")
 
-    _pages: vec[i64]
-    """By slot: its page or NO_PAGE."""
-    _num_put: i64
-    _far: Final[dict[int, int]]
-
     def __init__(self) -> None:
         self._pages = vec[i64]()
-        self._num_put = 0
-        self._far = {}
+        """By slot: its page or NO_PAGE."""
+        self._num_put: i64 = 0
+        self._far: Final[dict[int, int]] = {}
 
     def put(self, slot: i64, page: i64) -> None:
         """Into a free slot."""
@@ -154,66 +150,43 @@ class IndexState:
         "_slots", "_kinds", "_checksums", "_first_checksums", "_slot_tables",
     )  # fmt: skip
 
-    parents: vec[i64]
-    """By node: the ordinal of its parent, IS_ROOT or IS_GONE."""
-    page_nodes: vec[i64]
-    """By page: the ordinal of its node, or IS_GONE."""
-    generations: vec[i64]
-    scopes: Final[dict[int, tuple[int | None, int | str | None]]]
-    """By root: LoRA and salt."""
-    next_node: i64
-    next_generation: i64
-    is_whole: bool
-    """Whether an END has come."""
-    weights: bytes
-    _tokens: Final[list[bytes]]
-    """By frame."""
-    _new_tokens: list[bytes]
-    """Of the frame whose records are being applied."""
-    _num_new_bytes: i64
-    _numbers: vec[i64]
-    _node_places: vec[i64]
-    """By node: the frame that its tokens came in (upper half), and where they begin in the tokens of that."""
-    _node_sizes: vec[i64]
-    """By node: form (bit 0) | bytes of its tokens."""
-    _num_ascending: i64
-    """So many nodes, from the first one on, have ascending numbers."""
-    _other_numbers: Final[dict[int, int]]
-    """Ordinals of the nodes behind those whose numbers ascend; few have such numbers, if any."""
-    _descriptions: Final[dict[int, int]]
-    """By page that has one."""
-    _slots: vec[i64]
-    _kinds: vec[i64]
-    """By page: life cycle (bits 0-15) | pool group (16-31) | number of checksums (32-62)."""
-    _checksums: vec[i64]
-    _first_checksums: vec[i64]
-    """By page: where its checksums begin."""
-    _slot_tables: Final[list[SlotTable]]
-    """By pool group, as far as records name any."""
-
     def __init__(self) -> None:
         self.parents = vec[i64]()
+        """By node: the ordinal of its parent, IS_ROOT or IS_GONE."""
         self.page_nodes = vec[i64]()
-        self.scopes = {}
-        self.next_node = 1
-        self.next_generation = 1
+        """By page: the ordinal of its node, or IS_GONE."""
+        self.scopes: Final[dict[int, tuple[int | None, int | str | None]]] = {}
+        """By root: LoRA and salt."""
+        self.next_node: i64 = 1
+        self.next_generation: i64 = 1
         self.is_whole = False
+        """Whether an END has come."""
         self.weights = b""
-        self._tokens = []
-        self._new_tokens = []
-        self._num_new_bytes = 0
+        self._tokens: Final[list[bytes]] = []
+        """By frame."""
+        self._new_tokens: list[bytes] = []
+        """Of the frame whose records are being applied."""
+        self._num_new_bytes: i64 = 0
         self._numbers = vec[i64]()
         self._node_places = vec[i64]()
+        """By node: the frame that its tokens came in (upper half), and where they begin in the tokens of that."""
         self._node_sizes = vec[i64]()
-        self._num_ascending = 0
-        self._other_numbers = {}
-        self._descriptions = {}
+        """By node: form (bit 0) | bytes of its tokens."""
+        self._num_ascending: i64 = 0
+        """So many nodes, from the first one on, have ascending numbers."""
+        self._other_numbers: Final[dict[int, int]] = {}
+        """Ordinals of the nodes behind those whose numbers ascend; few have such numbers, if any."""
+        self._descriptions: Final[dict[int, int]] = {}
+        """By page that has one."""
         self.generations = vec[i64]()
         self._slots = vec[i64]()
         self._kinds = vec[i64]()
+        """By page: life cycle (bits 0-15) | pool group (16-31) | number of checksums (32-62)."""
         self._checksums = vec[i64]()
         self._first_checksums = vec[i64]()
-        self._slot_tables = []
+        """By page: where its checksums begin."""
+        self._slot_tables: Final[list[SlotTable]] = []
+        """By pool group, as far as records name any."""
 
     # -- what is there ------------------------------------------------------------------------------------------------
 

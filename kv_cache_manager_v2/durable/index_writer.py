@@ -66,38 +66,24 @@ class IndexWriter(Drained):
         "_compaction", "_retry_bytes",
     )  # fmt: skip
 
-    failure: str
-    least_log_bytes: int
-    _folder: Final[CacheFolder]
-    _watches: Final[list[SlotWatch]]
-    _snapshot: IndexSnapshot | None
-    """To be written first."""
-    _inbox: Final["SimpleQueue[tuple[int, bytes, Lock | None]]"]
-    _nodes: Final[deque[NodeBatch]]
-    """Written before whatever comes from the inbox next: of no use before a page is recorded, so that they need not wake the thread."""
-    _process: Final[int]
-    _ended: Final[Lock]
-    _is_started: bool
-    _live: LiveNodes | None
-    _compaction: Generator[None, None, None] | None
-    """Steps that are left."""
-    _retry_bytes: int
-    """Bytes of the log before a refused snapshot is tried again."""
-
     def __init__(self, folder: CacheFolder, watches: list[SlotWatch]) -> None:
         self.failure = ""
-        self.least_log_bytes = _LEAST_LOG_BYTES
-        self._folder = folder
-        self._watches = watches
-        self._snapshot = None
-        self._inbox = SimpleQueue()
-        self._nodes = deque()
-        self._process = os.getpid()
-        self._ended = _make_latch()
+        self.least_log_bytes: int = _LEAST_LOG_BYTES
+        self._folder: Final = folder
+        self._watches: Final = watches
+        self._snapshot: IndexSnapshot | None = None
+        """To be written first."""
+        self._inbox: Final["SimpleQueue[tuple[int, bytes, Lock | None]]"] = SimpleQueue()
+        self._nodes: Final[deque[NodeBatch]] = deque()
+        """Written before whatever comes from the inbox next: of no use before a page is recorded, so that they need not wake the thread."""
+        self._process: Final[int] = os.getpid()
+        self._ended: Final[Lock] = _make_latch()
         self._is_started = False
-        self._live = None
-        self._compaction = None
+        self._live: LiveNodes | None = None
+        self._compaction: Generator[None, None, None] | None = None
+        """Steps that are left."""
         self._retry_bytes = 0
+        """Bytes of the log before a refused snapshot is tried again."""
 
     # -- on any thread ------------------------------------------------------------------------------------------------
 

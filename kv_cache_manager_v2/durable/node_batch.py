@@ -23,17 +23,12 @@ class NodeBatch:
 
     __slots__ = ("_nodes", "_parents", "_places", "_tokens")
 
-    _nodes: vec[i64]
-    _parents: vec[i64]
-    _places: vec[i64]
-    """By node: form (bits 0-1) | how many bytes of its tokens are its own (2-33) | where they begin."""
-    _tokens: Final[list[bytes]]
-
     def __init__(self) -> None:
         self._nodes = vec[i64]()
         self._parents = vec[i64]()
         self._places = vec[i64]()
-        self._tokens = []
+        """By node: form (bits 0-1) | how many bytes of its tokens are its own (2-33) | where they begin."""
+        self._tokens: Final[list[bytes]] = []
 
     def __len__(self) -> int:
         return len(self._tokens)

@@ -22,15 +22,11 @@ class SlotCheck:
 
     __slots__ = ("_files", "_contents", "_open")
 
-    _files: Final[FilePort]
-    _contents: Final[FolderContents]
-    _open: Final[dict[tuple[int, int], tuple[FilePort, int]]]
-    """By pool group and pool; -1 for a file that is not there."""
-
     def __init__(self, files: FilePort, contents: FolderContents) -> None:
-        self._files = files
-        self._contents = contents
-        self._open = {}
+        self._files: Final = files
+        self._contents: Final = contents
+        self._open: Final[dict[tuple[int, int], tuple[FilePort, int]]] = {}
+        """By pool group and pool; -1 for a file that is not there."""
 
     def find_fault(self, pool_group: int, slot: int, page: StoredPage) -> str:
         """The fault of the page in that slot; empty if there is none."""

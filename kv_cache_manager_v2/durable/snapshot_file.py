@@ -27,19 +27,12 @@ class SnapshotFile:
 
     __slots__ = ("num_bytes", "_files", "_folder", "_path", "_file", "_synced_bytes")
 
-    num_bytes: int
-    _files: Final[FilePort]
-    _folder: Final[str]
-    _path: Final[str]
-    _file: int
-    _synced_bytes: int
-
     def __init__(self, files: FilePort, folder: str, number: int) -> None:
-        self._files = files
-        self._folder = folder
-        self._path = os.path.join(folder, f"snapshot-{number}")
-        self._file = files.open_named(self._path + ".new", False)
-        self.num_bytes = len(MAGIC)
+        self._files: Final = files
+        self._folder: Final = folder
+        self._path: Final[str] = os.path.join(folder, f"snapshot-{number}")
+        self._file: int = files.open_named(self._path + ".new", False)
+        self.num_bytes: int = len(MAGIC)
         self._synced_bytes = 0
         try:
             files.discard(self._file, 0, files.length(self._file), True)

@@ -26,21 +26,6 @@ class WriteBatch(SlotTicket):
         "_has_failed",
     )  # fmt: skip
 
-    nodes: Final[vec[i64]]
-    slots: Final[vec[i64]]
-    first_generation: Final[i64]
-    _pages: Final[vec[i64]]
-    _first_page: Final[i64]
-    _num_life_cycles: Final[i64]
-    _num_chunks: Final[i64]
-    """Chunks of a slot in all pools."""
-    _positions: Final[dict[int, int]]
-    """By slot; filled by the first worker that asks."""
-    _num_left: vec[i64]
-    """By position: chunks that are not done."""
-    _has_failed: Final[set[int]]
-    """Positions of pages of which a chunk was not written."""
-
     def __init__(
         self,
         nodes: vec[i64],
@@ -51,16 +36,20 @@ class WriteBatch(SlotTicket):
         first_generation: i64,
         num_chunks: i64,
     ) -> None:
-        self.nodes = nodes
-        self.slots = slots
-        self._pages = pages
-        self._first_page = first_page
-        self._num_life_cycles = num_life_cycles
-        self.first_generation = first_generation
-        self._num_chunks = num_chunks
-        self._positions = {}
+        self.nodes: Final = nodes
+        self.slots: Final = slots
+        self._pages: Final = pages
+        self._first_page: Final = first_page
+        self._num_life_cycles: Final = num_life_cycles
+        self.first_generation: Final = first_generation
+        self._num_chunks: Final = num_chunks
+        """Chunks of a slot in all pools."""
+        self._positions: Final[dict[int, int]] = {}
+        """By slot; filled by the first worker that asks."""
         self._num_left = vec[i64]()
-        self._has_failed = set()
+        """By position: chunks that are not done."""
+        self._has_failed: Final[set[int]] = set()
+        """Positions of pages of which a chunk was not written."""
 
     def life_cycle(self, position: i64) -> i64:
         return (self._pages[position] - self._first_page) % self._num_life_cycles

@@ -30,18 +30,6 @@ from .engine_hashes import V1_BYTES, V1_ROOT, compute_v1_hash, compute_v2_root, 
 class BlockNode:
     __slots__ = ("block", "parent", "root", "_key", "_mixed", "_lora_id", "_salt", "_digest")
 
-    block: Final[i64]
-    """The number of its block; -1 for a root."""
-    parent: Final[BlockNode | None]
-    """None for a root."""
-    root: Final[BlockNode | None]
-    """None for a root."""
-    _key: Final[bytes]
-    _mixed: Final[list[TokenIdExt] | None]
-    _lora_id: Final[int | None]
-    _salt: Final[int | str | None]
-    _digest: bytes | None
-
     def __init__(
         self,
         block: i64,
@@ -55,14 +43,17 @@ class BlockNode:
         root = parent
         if parent is not None and parent.root is not None:
             root = parent.root
-        self.block = block
-        self.parent = parent
-        self.root = root
-        self._key = key
-        self._mixed = mixed
-        self._lora_id = lora_id
-        self._salt = salt
-        self._digest = None
+        self.block: Final = block
+        """The number of its block; -1 for a root."""
+        self.parent: Final = parent
+        """None for a root."""
+        self.root: Final[BlockNode | None] = root
+        """None for a root."""
+        self._key: Final = key
+        self._mixed: Final = mixed
+        self._lora_id: Final = lora_id
+        self._salt: Final = salt
+        self._digest: bytes | None = None
 
     @property
     def lora_id(self) -> int | None:

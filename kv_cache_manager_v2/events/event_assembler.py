@@ -64,24 +64,16 @@ class _Draft:
 
     __slots__ = ("kind", "group", "event_id", "num_dropped", "nodes", "places", "value")
 
-    kind: Final[i64]
-    group: Final[i64]
-    event_id: Final[int]
-    num_dropped: int
-    nodes: Final[list[BlockNode]]
-    places: vec[i64]
-    """Of stored blocks: `_pack`; of an update: the old and the new value; of a created group: its blocks by level."""
-    value: Final[i64]
-    """The cause, for removed blocks."""
-
     def __init__(self, kind: i64, group: i64, event_id: int, value: i64) -> None:
-        self.kind = kind
-        self.group = group
-        self.event_id = event_id
+        self.kind: Final = kind
+        self.group: Final = group
+        self.event_id: Final = event_id
         self.num_dropped = 0
-        self.nodes = []
+        self.nodes: Final[list[BlockNode]] = []
         self.places = vec[i64]()
-        self.value = value
+        """Of stored blocks: `_pack`; of an update: the old and the new value; of a created group: its blocks by level."""
+        self.value: Final = value
+        """The cause, for removed blocks."""
 
     def add(self, node: BlockNode, place: i64) -> None:
         self.nodes.append(node)
@@ -103,55 +95,36 @@ class EventAssembler:
         "_num_blocks", "_roots", "_nodes", "_places", "_drafts", "_first_draft", "_open", "_turns",
     )  # fmt: skip
 
-    next_event_id: int
-    num_dropped: int
-    """Events dropped since the manager was made."""
-    num_taken: i64
-    """Number of the last batch that was taken in."""
-    is_taking: bool
-    """A batch is being taken in; under the lock: the taking-in was interrupted, and events are incomplete."""
-    _groups: Final[list[LayerGroupFacts]]
-    _first_page: Final[i64]
-    _num_groups: Final[i64]
-    _algorithm: Final[str]
-    _rank: Final[int | None]
-    _max_events: Final[int]
-    _num_blocks: Final[list[tuple[int, ...]]]
-    """By layer group: the slots of each cache level."""
-    _roots: Final[dict[int, BlockNode]]
-    _nodes: Final[list[BlockNode | None]]
-    """By block; None if no full block is published under that number."""
-    _places: vec[i64]
-    """By page, `_pack` or _NOT_ANNOUNCED."""
-    _drafts: list[_Draft]
-    _first_draft: i64
-    """Drafts before this one are dropped or drained."""
-    _open: Final[list[_Draft | None]]
-    """Per layer group the event that the next entry may extend."""
-    _turns: Final[FairTurns]
-    """Of draining, for which the caller of the manager does not wait."""
-
     def __init__(
         self, groups: Sequence[LayerGroupFacts], first_page: i64, algorithm: str, rank: int | None, max_events: int
     ) -> None:
         self.next_event_id = 0
         self.num_dropped = 0
-        self.num_taken = 0
+        """Events dropped since the manager was made."""
+        self.num_taken: i64 = 0
+        """Number of the last batch that was taken in."""
         self.is_taking = False
-        self._groups = list(groups)
-        self._first_page = first_page
-        self._num_groups = len(groups)
-        self._algorithm = algorithm
-        self._rank = rank
-        self._max_events = max_events
-        self._roots = {}
-        self._nodes = []
+        """A batch is being taken in; under the lock: the taking-in was interrupted, and events are incomplete."""
+        self._groups: Final[list[LayerGroupFacts]] = list(groups)
+        self._first_page: Final = first_page
+        self._num_groups: Final[i64] = len(groups)
+        self._algorithm: Final = algorithm
+        self._rank: Final = rank
+        self._max_events: Final = max_events
+        self._roots: Final[dict[int, BlockNode]] = {}
+        self._nodes: Final[list[BlockNode | None]] = []
+        """By block; None if no full block is published under that number."""
         self._places = vec[i64]()
-        self._drafts = []
-        self._first_draft = 0
-        self._open = [None for _group in groups]
-        self._turns = FairTurns()
-        self._num_blocks = [group.num_blocks_per_cache_level for group in groups]
+        """By page, `_pack` or _NOT_ANNOUNCED."""
+        self._drafts: list[_Draft] = []
+        self._first_draft: i64 = 0
+        """Drafts before this one are dropped or drained."""
+        self._open: Final[list[_Draft | None]] = [None for _group in groups]
+        """Per layer group the event that the next entry may extend."""
+        self._turns: Final = FairTurns()
+        """Of draining, for which the caller of the manager does not wait."""
+        self._num_blocks: Final[list[tuple[int, ...]]] = [group.num_blocks_per_cache_level for group in groups]
+        """By layer group: the slots of each cache level."""
         for group in range(len(groups)):
             self._create(group)
 

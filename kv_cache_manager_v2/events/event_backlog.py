@@ -34,32 +34,22 @@ class EventBacklog:
         "_batches", "_bell", "_num_pages_in", "_num_pages_out", "_assembling", "_assembler", "_max_events", "num_drained", "_turns",
     )  # fmt: skip
 
-    _batches: Final[deque[LogBatch]]
-    _bell: Final[SimpleQueue[None]]
-    """Not empty if a batch was handed over since a waiting thread was woken."""
-    _num_pages_in: i64
-    """Entries about pages in all batches so far; counted by the caller's thread."""
-    _num_pages_out: i64
-    """Of these, entries that the assembler has; counted under its lock."""
-    _assembling: Final[threading.RLock]
-    """Guards the assembler. Reentrant, as that kind knows whether the thread holds it."""
-    _assembler: Final[EventAssembler]
-    _max_events: Final[i64]
-    num_drained: Final[vec[i64]]
-    """By type, in the order of `EVENT_TYPES`."""
-    _turns: Final[FairTurns]
-    """Of drainers."""
-
     def __init__(self, assembler: EventAssembler, max_events: i64) -> None:
-        self._batches = deque()
-        self._bell = SimpleQueue()
-        self._num_pages_in = 0
-        self._num_pages_out = 0
-        self._assembling = threading.RLock()
-        self._assembler = assembler
-        self._max_events = max_events
-        self.num_drained = vec[i64]([0] * len(EVENT_TYPES))
-        self._turns = FairTurns()
+        self._batches: Final[deque[LogBatch]] = deque()
+        self._bell: Final[SimpleQueue[None]] = SimpleQueue()
+        """Not empty if a batch was handed over since a waiting thread was woken."""
+        self._num_pages_in: i64 = 0
+        """Entries about pages in all batches so far; counted by the caller's thread."""
+        self._num_pages_out: i64 = 0
+        """Of these, entries that the assembler has; counted under its lock."""
+        self._assembling: Final = threading.RLock()
+        """Guards the assembler. Reentrant, as that kind knows whether the thread holds it."""
+        self._assembler: Final = assembler
+        self._max_events: Final = max_events
+        self.num_drained: Final = vec[i64]([0] * len(EVENT_TYPES))
+        """By type, in the order of `EVENT_TYPES`."""
+        self._turns: Final = FairTurns()
+        """Of drainers."""
 
     @property
     def num_dropped(self) -> int:

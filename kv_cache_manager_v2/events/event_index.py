@@ -44,7 +44,6 @@ class IndexedBlock(Value):
     parent_hash: Final[BlockHash | None]
     tokens: Final[list[TokenIdExt]]
     lora_id: Final[int | None]
-    _places: Final[dict[int, tuple[int, int]]]
     salt: Final[int | str | None]
 
     def __init__(
@@ -60,7 +59,7 @@ class IndexedBlock(Value):
         self.parent_hash = parent_hash
         self.tokens = tokens
         self.lora_id = lora_id
-        self._places = {} if places is None else dict(places)
+        self._places: Final[dict[int, tuple[int, int]]] = {} if places is None else dict(places)
         self.salt = salt
 
     def _arguments(self) -> tuple[object, ...]:
@@ -93,21 +92,14 @@ class KVCacheEventIndex(Handle):
 
     _NAMES: ClassVar[str] = "events that this process received; make another index and give it a snapshot"
 
-    _blocks: Final[dict[BlockHash, IndexedBlock]]
-    _num_blocks_per_cache_level: Final[dict[int, list[int]]]
-    _last_event_id: int
-    _waiting: Final[dict[int, KVCacheEvent]]
-    _max_waiting: Final[int]
-    _lost_up_to: int
-    """The last event that is lost for good; -1: none."""
-
     def __init__(self, max_waiting_events: SupportsIndex = 1000) -> None:
-        self._blocks = {}
-        self._num_blocks_per_cache_level = {}
-        self._last_event_id = -1
-        self._waiting = {}
-        self._max_waiting = to_count(max_waiting_events, "max_waiting_events")
-        self._lost_up_to = -1
+        self._blocks: Final[dict[BlockHash, IndexedBlock]] = {}
+        self._num_blocks_per_cache_level: Final[dict[int, list[int]]] = {}
+        self._last_event_id: int = -1
+        self._waiting: Final[dict[int, KVCacheEvent]] = {}
+        self._max_waiting: Final[int] = to_count(max_waiting_events, "max_waiting_events")
+        self._lost_up_to: int = -1
+        """The last event that is lost for good; -1: none."""
 
     def __len__(self) -> int:
         return len(self._blocks)

@@ -50,39 +50,26 @@ class EventLog(PageEventSink):
         "_num_batches", "_num_pages_before", "_unsent",
     )  # fmt: skip
 
-    _backlog: Final[EventBacklog]
-    _num_pages: i64
-    """Entries about pages since the last `hand_over`."""
-    _words: vec[i64]
-    """The first `_num_words` are entries."""
-    _num_words: i64
-    _objects: list[object]
-    _marks: vec[i64]
-    """By page id, from the first page of the first block on."""
-    _first_page: Final[i64]
-    _num_life_cycles: Final[i64]
-    _wants_partial_blocks: Final[bool]
-    _num_batches: i64
-    _num_pages_before: i64
-    """Entries about pages that were handed over."""
-    _unsent: LogBatch | None
-    """A batch whose handing over has begun and not returned."""
-
     def __init__(
         self, backlog: EventBacklog, first_page: i64, num_life_cycles: i64, wants_partial_blocks: bool = False
     ) -> None:
-        self._backlog = backlog
-        self._num_pages = 0
+        self._backlog: Final = backlog
+        self._num_pages: i64 = 0
+        """Entries about pages since the last `hand_over`."""
         self._words = vec[i64]([0] * 64)
-        self._num_words = 0
-        self._objects = []
+        """The first `_num_words` are entries."""
+        self._num_words: i64 = 0
+        self._objects: list[object] = []
         self._marks = vec[i64]()
-        self._first_page = first_page
-        self._num_life_cycles = num_life_cycles
-        self._wants_partial_blocks = wants_partial_blocks
-        self._num_batches = 0
-        self._num_pages_before = 0
-        self._unsent = None
+        """By page id, from the first page of the first block on."""
+        self._first_page: Final = first_page
+        self._num_life_cycles: Final = num_life_cycles
+        self._wants_partial_blocks: Final = wants_partial_blocks
+        self._num_batches: i64 = 0
+        self._num_pages_before: i64 = 0
+        """Entries about pages that were handed over."""
+        self._unsent: LogBatch | None = None
+        """A batch whose handing over has begun and not returned."""
 
     @property
     def wants_partial_blocks(self) -> bool:

@@ -50,23 +50,6 @@ class KVCacheEventManager(Handle):
 
     _NAMES: ClassVar[str] = "the events of a manager of this process"
 
-    _max_events: Final[int]
-    _hash_algo: Final[str]
-    _attention_dp_rank: Final[int | None]
-    _partial_blocks: Final[bool]
-    _log: EventLog | None
-    _backlog: EventBacklog | None
-    _groups: list[LayerGroupFacts] | None
-    """None while UNBOUND."""
-    _tokens_per_block: int
-    _cache_tiers: tuple[CacheTier, ...]
-    _door: CallDoor | None
-    """The manager's door; None while UNBOUND."""
-    _is_published: bool
-    """A publisher drains it."""
-    _inheritance: object
-    """The state that each publisher leaves to the next; None before the first."""
-
     def __init__(
         self,
         max_kv_event_entries: SupportsIndex,
@@ -75,18 +58,22 @@ class KVCacheEventManager(Handle):
         attention_dp_rank: SupportsIndex | None = None,
         partial_blocks: Given[bool] = False,
     ) -> None:
-        self._max_events = to_count(max_kv_event_entries, "max_kv_event_entries")
-        self._hash_algo = to_hash_algorithm(hash_algo, "hash_algo")
-        self._attention_dp_rank = None if attention_dp_rank is None else to_int(attention_dp_rank, "attention_dp_rank")
-        self._partial_blocks = to_bool(partial_blocks, "partial_blocks")
-        self._log = None
-        self._backlog = None
-        self._groups = None
+        self._max_events: Final[int] = to_count(max_kv_event_entries, "max_kv_event_entries")
+        self._hash_algo: Final[str] = to_hash_algorithm(hash_algo, "hash_algo")
+        self._attention_dp_rank: Final[int | None] = None if attention_dp_rank is None else to_int(attention_dp_rank, "attention_dp_rank")
+        self._partial_blocks: Final[bool] = to_bool(partial_blocks, "partial_blocks")
+        self._log: EventLog | None = None
+        self._backlog: EventBacklog | None = None
+        self._groups: list[LayerGroupFacts] | None = None
+        """None while UNBOUND."""
         self._tokens_per_block = 0
-        self._cache_tiers = ()
-        self._door = None
+        self._cache_tiers: tuple[CacheTier, ...] = ()
+        self._door: CallDoor | None = None
+        """The manager's door; None while UNBOUND."""
         self._is_published = False
-        self._inheritance = None
+        """A publisher drains it."""
+        self._inheritance: object = None
+        """The state that each publisher leaves to the next; None before the first."""
 
     # -- for the manager ----------------------------------------------------------------------------------------------
 

@@ -16,11 +16,7 @@ class LayerGroupFacts:
 
     __slots__ = ("kind", "window_size", "num_blocks_per_cache_level")
 
-    kind: Final[str]
-    window_size: Final[int | None]
-    num_blocks_per_cache_level: Final[tuple[int, ...]]
-
     def __init__(self, kind: str, window_size: int | None, num_blocks_per_cache_level: tuple[int, ...]) -> None:
-        self.kind = kind
-        self.window_size = window_size
-        self.num_blocks_per_cache_level = num_blocks_per_cache_level
+        self.kind: Final = kind
+        self.window_size: Final = window_size
+        self.num_blocks_per_cache_level: Final = num_blocks_per_cache_level

@@ -36,15 +36,10 @@ class LogBatch:
 
     __slots__ = ("words", "objects", "number", "num_pages_so_far")
 
-    words: vec[i64]
-    objects: Final[list[object]]
-    number: Final[i64]
-    """Batches of the log so far, this one included: one that is handed over twice is taken in once."""
-    num_pages_so_far: Final[i64]
-    """Entries about pages in the log so far, these included: an upper bound of the events that they become."""
-
     def __init__(self, words: vec[i64], objects: list[object], number: i64, num_pages_so_far: i64) -> None:
         self.words = words
-        self.objects = objects
-        self.number = number
-        self.num_pages_so_far = num_pages_so_far
+        self.objects: Final = objects
+        self.number: Final = number
+        """Batches of the log so far, this one included: one that is handed over twice is taken in once."""
+        self.num_pages_so_far: Final = num_pages_so_far
+        """Entries about pages in the log so far, these included: an upper bound of the events that they become."""

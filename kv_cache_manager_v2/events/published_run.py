@@ -28,25 +28,18 @@ class PublishedRun:
 
     __slots__ = ("parent", "first_pages", "levels_and_priorities", "_packed", "_begin", "_block_bytes")
 
-    parent: Final[i64]
-    """Parent of the first block; each other block's parent is the one before it."""
-    first_pages: Final[vec[i64]]
-    levels_and_priorities: Final[vec[i64]]
-    """Level and priority of each page of each block."""
-    _packed: Final[bytes]
-    """The blocks' tokens from ``_begin`` on, packed as int32; no digest is among them."""
-    _begin: Final[i64]
-    _block_bytes: Final[i64]
-
     def __init__(
         self, parent: i64, first_pages: vec[i64], levels_and_priorities: vec[i64], packed: bytes, begin: i64, block_bytes: i64
     ) -> None:
-        self.parent = parent
-        self.first_pages = first_pages
-        self.levels_and_priorities = levels_and_priorities
-        self._packed = packed
-        self._begin = begin
-        self._block_bytes = block_bytes
+        self.parent: Final = parent
+        """Parent of the first block; each other block's parent is the one before it."""
+        self.first_pages: Final = first_pages
+        self.levels_and_priorities: Final = levels_and_priorities
+        """Level and priority of each page of each block."""
+        self._packed: Final = packed
+        """The blocks' tokens from ``_begin`` on, packed as int32; no digest is among them."""
+        self._begin: Final = begin
+        self._block_bytes: Final = block_bytes
 
     def key(self, ordinal: i64) -> bytes:
         """The tokens of a block of the run."""

@@ -33,25 +33,17 @@ class _Tally:
 
     __slots__ = ("holds", "locks", "pins", "published", "private_owners", "num_digests", "twin_users")
 
-    holds: Final[dict[int, int]]
-    locks: Final[dict[int, int]]
-    pins: Final[dict[int, int]]
-    """By the first page id of the block."""
-    published: Final[dict[int, Block]]
-    private_owners: Final[dict[int, int]]
-    """How many sequences list the private block with that first page id."""
-    num_digests: int
-    twin_users: Final[dict[int, int]]
-    """By twin page, the sequences that use it."""
-
     def __init__(self) -> None:
-        self.holds = {}
-        self.locks = {}
-        self.pins = {}
-        self.published = {}
-        self.private_owners = {}
+        self.holds: Final[dict[int, int]] = {}
+        self.locks: Final[dict[int, int]] = {}
+        self.pins: Final[dict[int, int]] = {}
+        """By the first page id of the block."""
+        self.published: Final[dict[int, Block]] = {}
+        self.private_owners: Final[dict[int, int]] = {}
+        """How many sequences list the private block with that first page id."""
         self.num_digests = 0
-        self.twin_users = {}
+        self.twin_users: Final[dict[int, int]] = {}
+        """By twin page, the sequences that use it."""
 
 
 def check_invariants(shared: SharedState, states: Sequence[SequenceState]) -> None:

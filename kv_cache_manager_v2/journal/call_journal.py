@@ -24,19 +24,14 @@ _MAX_SHORT_LENGTH: Final = 1 << 31
 class CallJournal(CallRecords):
     __slots__ = ("_writer", "_digests", "_priorities", "_prompts")
 
-    _writer: Final[JournalWriter]
-    _digests: Final[DigestTable]
-    """The manager's digests: what packed tokens that stand for digests mean."""
-    _priorities: Final[list[int]]
-    """Priorities that the user's callback returned and no record has yet."""
-    _prompts: Final[dict[int, bytes]]
-    """By serial, the packed tokens that an open sequence was given, until it has committed them, or others."""
-
     def __init__(self, writer: JournalWriter, digests: DigestTable) -> None:
-        self._writer = writer
-        self._digests = digests
-        self._priorities = []
-        self._prompts = {}
+        self._writer: Final = writer
+        self._digests: Final = digests
+        """The manager's digests: what packed tokens that stand for digests mean."""
+        self._priorities: Final[list[int]] = []
+        """Priorities that the user's callback returned and no record has yet."""
+        self._prompts: Final[dict[int, bytes]] = {}
+        """By serial, the packed tokens that an open sequence was given, until it has committed them, or others."""
 
     def discard(self) -> None:
         self._priorities.clear()

@@ -29,12 +29,10 @@ class JournalReader:
 
     config: Final[bytes]
     """The configuration of the recorded manager, as `decode_config` reads it."""
-    position: i64
-    _data: Final[bytes]
 
     def __init__(self, data: bytes) -> None:
-        self._data = data
-        self.position = len(MAGIC) + 1
+        self._data: Final = data
+        self.position: i64 = len(MAGIC) + 1
         if len(data) == 0:
             raise JournalError("it is empty: its process was killed early, or its disk was full; nothing can be done again")
         if data[: len(MAGIC)] != MAGIC:

@@ -39,27 +39,19 @@ _logger: Final = PackageLog("kv_cache_manager_v2")
 class JournalWriter:
     __slots__ = ("path", "error", "buffer", "num_records", "_file", "_digest", "_process")
 
-    path: Final[str]
-    error: OSError | None
-    """Why recording has ended early; None while all is well."""
-    buffer: BytesWriter
-    """Bytes that the file does not have yet; another one after each flush."""
-    num_records: i64
-    _file: ClaimedFile | None
-    _digest: DecisionDigest | None
-    """The manager's, which stands between records; None before `follow`."""
-    _process: Final[int]
-    """The one that made the file."""
-
     def __init__(self, path: str | os.PathLike[str], config: bytes) -> None:
         """Creates the file, or empties it; `OSError` if that fails, `BlockingIOError` where another writer has it open."""
-        self.path = os.fspath(path)
-        self.error = None
+        self.path: Final[str] = os.fspath(path)
+        self.error: OSError | None = None
+        """Why recording has ended early; None while all is well."""
         self.buffer = BytesWriter()
-        self.num_records = 0
-        self._digest = None
-        self._process = os.getpid()
-        self._file = ClaimedFile(self.path)
+        """Bytes that the file does not have yet; another one after each flush."""
+        self.num_records: i64 = 0
+        self._digest: DecisionDigest | None = None
+        """The manager's, which stands between records; None before `follow`."""
+        self._process: Final[int] = os.getpid()
+        """The one that made the file."""
+        self._file: ClaimedFile | None = ClaimedFile(self.path)
         self.buffer.write(MAGIC)
         self.buffer.append(VERSION)
         self.number(len(config))

@@ -92,30 +92,6 @@ class BatchPageTable(Handle):
     seq_lens: npt.NDArray[np.int32]
     query_start_loc: npt.NDArray[np.int32]
     kv_start_loc: npt.NDArray[np.int32]
-    _manager: Final[KVCacheManager]
-    _door: Final[CallGuard]
-    _rows: Final[BatchRows]
-    _outputs: Final[list[TableOutput]]
-    _rules: Final[list[PageRule]]
-    _limits: Final[IndexLimits]
-    _may_overflow: Final[bool]
-    """Whether rows that fit may have more tokens together than `kv_start_loc` counts."""
-    _max_num_sequences: Final[int]
-    _max_num_blocks: Final[int]
-    _has_scratch: Final[bool]
-    """Whether sequences may have scratch blocks, of which their page tables do not tell."""
-    _lengths: Final[vec[i32]]
-    """The next contents of `seq_lens`; then those of the other two arrays, and views of all three and of what they go to."""
-    _queries: Final[vec[i32]]
-    _keys: Final[vec[i32]]
-    _sources: Final[list[memoryview]]
-    _targets: Final[list[memoryview]]
-    _others: Final[list["BatchPageTable"]]
-    """The tables that have the other buffers: the same rows and outputs."""
-    _turn: int
-    """Which buffer was written last; 0 is this table's own."""
-    _num_written: int
-    """Rows at the last update, where vacant rows are cleared by the next one."""
 
     def __init__(
         self,
@@ -143,27 +119,33 @@ class BatchPageTable(Handle):
         self.kv_start_loc = to_output_array(keys[0], "kv_start_loc", (num_rows + 1,), INT32)
         for array in (self.seq_lens, self.query_start_loc, self.kv_start_loc):
             array.fill(0)
-        self._manager = manager
-        self._door = manager._shared_for_batch().guard
-        self._rows = BatchRows(num_rows)
-        self._outputs = []
-        self._rules = []
-        self._limits = IndexLimits(manager)
-        self._may_overflow = num_rows * num_blocks * manager.tokens_per_block > INT32_MAX
-        self._max_num_sequences = num_rows
-        self._max_num_blocks = num_blocks
-        self._has_scratch = manager.init_config.enable_swa_scratch_reuse
-        self._lengths = vec[i32]([0] * num_rows)
-        self._queries = vec[i32]([0] * (num_rows + 1))
-        self._keys = vec[i32]([0] * (num_rows + 1))
-        self._sources = [memoryview(self._lengths), memoryview(self._queries), memoryview(self._keys)]
-        self._targets = [flat_view(array) for array in (self.seq_lens, self.query_start_loc, self.kv_start_loc)]
+        self._manager: Final[KVCacheManager] = manager
+        self._door: Final[CallGuard] = manager._shared_for_batch().guard
+        self._rows: Final = BatchRows(num_rows)
+        self._outputs: Final[list[TableOutput]] = []
+        self._rules: Final[list[PageRule]] = []
+        self._limits: Final = IndexLimits(manager)
+        self._may_overflow: Final[bool] = num_rows * num_blocks * manager.tokens_per_block > INT32_MAX
+        """Whether rows that fit may have more tokens together than `kv_start_loc` counts."""
+        self._max_num_sequences: Final[int] = num_rows
+        self._max_num_blocks: Final[int] = num_blocks
+        self._has_scratch: Final[bool] = manager.init_config.enable_swa_scratch_reuse
+        """Whether sequences may have scratch blocks, of which their page tables do not tell."""
+        self._lengths: Final = vec[i32]([0] * num_rows)
+        """The next contents of `seq_lens`; then those of the other two arrays, and views of all three and of what they go to."""
+        self._queries: Final = vec[i32]([0] * (num_rows + 1))
+        self._keys: Final = vec[i32]([0] * (num_rows + 1))
+        self._sources: Final[list[memoryview]] = [memoryview(self._lengths), memoryview(self._queries), memoryview(self._keys)]
+        self._targets: Final[list[memoryview]] = [flat_view(array) for array in (self.seq_lens, self.query_start_loc, self.kv_start_loc)]
         self._turn = 0
+        """Which buffer was written last; 0 is this table's own."""
         self._num_written = 0
-        self._others = [
+        """Rows at the last update, where vacant rows are cleared by the next one."""
+        self._others: Final[list["BatchPageTable"]] = [
             BatchPageTable(manager, num_rows, num_blocks, seq_lens=lens[k], query_start_loc=queries[k], kv_start_loc=keys[k])
             for k in range(1, num_buffers)
         ]
+        """The tables that have the other buffers: the same rows and outputs."""
 
     # -- outputs ------------------------------------------------------------------------------------------------------
 

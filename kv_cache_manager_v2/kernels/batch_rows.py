@@ -22,13 +22,10 @@ class GroupRows:
 
     __slots__ = ("layer_group", "seen_blocks")
 
-    layer_group: Final[i64]
-    seen_blocks: Final[vec[i64]]
-    """By row: blocks in the page table at the last update; all outputs have them, and nothing behind them."""
-
     def __init__(self, layer_group: i64, max_num_rows: i64) -> None:
-        self.layer_group = layer_group
-        self.seen_blocks = vec[i64]([0] * max_num_rows)
+        self.layer_group: Final = layer_group
+        self.seen_blocks: Final = vec[i64]([0] * max_num_rows)
+        """By row: blocks in the page table at the last update; all outputs have them, and nothing behind them."""
 
 
 @final
@@ -38,16 +35,12 @@ class BatchMember:
 
     __slots__ = ("owner", "beam", "readers")
 
-    owner: Final[SequenceState]
-    """The state of the sequence's beam 0."""
-    beam: Final[int]
-    readers: Final[list[ChangedBlocks]]
-    """In the order of `BatchRows.groups`."""
-
     def __init__(self, owner: SequenceState, beam: int) -> None:
-        self.owner = owner
-        self.beam = beam
-        self.readers = []
+        self.owner: Final = owner
+        """The state of the sequence's beam 0."""
+        self.beam: Final = beam
+        self.readers: Final[list[ChangedBlocks]] = []
+        """In the order of `BatchRows.groups`."""
 
 
 @final
@@ -55,25 +48,17 @@ class BatchMember:
 class BatchRows:
     __slots__ = ("states", "members", "groups", "marks", "histories", "num_inputs", "is_stepping")
 
-    states: Final[list[SequenceState]]
-    """By row: the state of the sequence or beam."""
-    members: Final[list[BatchMember]]
-    groups: Final[list[GroupRows]]
-    marks: Final[vec[bool]]
-    """By row: set if one of its readers may not be empty. Side by side: a step looks at each."""
-    histories: Final[vec[i64]]
-    num_inputs: Final[vec[i64]]
-    is_stepping: bool
-    """Whether a step of a `DecodeBatch` is under way: rows stay where they are."""
-
     def __init__(self, max_num_rows: i64) -> None:
-        self.states = []
-        self.members = []
-        self.groups = []
-        self.marks = vec[bool]([False] * max_num_rows)
-        self.histories = vec[i64]([0] * max_num_rows)
-        self.num_inputs = vec[i64]([0] * max_num_rows)
+        self.states: Final[list[SequenceState]] = []
+        """By row: the state of the sequence or beam."""
+        self.members: Final[list[BatchMember]] = []
+        self.groups: Final[list[GroupRows]] = []
+        self.marks: Final = vec[bool]([False] * max_num_rows)
+        """By row: set if one of its readers may not be empty. Side by side: a step looks at each."""
+        self.histories: Final = vec[i64]([0] * max_num_rows)
+        self.num_inputs: Final = vec[i64]([0] * max_num_rows)
         self.is_stepping = False
+        """Whether a step of a `DecodeBatch` is under way: rows stay where they are."""
 
     def __len__(self) -> int:
         return len(self.states)

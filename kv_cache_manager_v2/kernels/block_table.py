@@ -35,8 +35,6 @@ class BlockTable(TableOutput):
     array: npt.NDArray[np.int32]
     """All rows, for kernels and graphs whose batch is padded to its maximum; vacant rows are filler."""
     filler: Final[int]
-    _writer: Final[RowWriter]
-    _rows: Final[BatchRows]
 
     def __init__(
         self, rule: PageRule, filler: int, rows: BatchRows, max_num_rows: int, max_num_blocks: int, out: object
@@ -46,8 +44,8 @@ class BlockTable(TableOutput):
         self._own = [self.array]
         self.array.fill(filler)
         self.filler = filler
-        self._writer = RowWriter(rule, filler, self.array, 0, width, rows.use_layer_group(rule.layer_group))
-        self._rows = rows
+        self._writer: Final = RowWriter(rule, filler, self.array, 0, width, rows.use_layer_group(rule.layer_group))
+        self._rows: Final = rows
 
     @property
     def rows(self) -> npt.NDArray[np.int32]:

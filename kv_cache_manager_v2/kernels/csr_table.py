@@ -33,16 +33,11 @@ class RowEdit:
 
     __slots__ = ("row", "first_dropped", "num_dropped", "pages")
 
-    row: Final[i64]
-    first_dropped: Final[i64]
-    num_dropped: Final[i64]
-    pages: Final[Pages]
-
     def __init__(self, row: i64, first_dropped: i64, num_dropped: i64, pages: Pages) -> None:
-        self.row = row
-        self.first_dropped = first_dropped
-        self.num_dropped = num_dropped
-        self.pages = pages
+        self.row: Final = row
+        self.first_dropped: Final = first_dropped
+        self.num_dropped: Final = num_dropped
+        self.pages: Final = pages
 
 
 @final
@@ -82,23 +77,6 @@ class CsrTable(TableOutput):
     indptr: npt.NDArray[np.int32]
     indices: npt.NDArray[np.int32]
     last_page_len: npt.NDArray[np.int32]
-    _rule: Final[PageRule]
-    _rows: Final[BatchRows]
-    _starts: vec[i64]
-    """Equal to `indptr`."""
-    _num_pages: Final[vec[i64]]
-    """By row: pages of its tokens, listed or not, or _UNKNOWN."""
-    _group: Final[GroupRows]
-    _window_begins: Final[vec[i64]]
-    """By row: the first block of its window."""
-    _changes: Final[vec[i64]]
-    """By row: the kind of change of its page table since the last step."""
-    _max_num_pages: Final[i64]
-    _last_lens: Final[vec[i32]]
-    """By row: what `last_page_len` gets; and the same as a view of numpy."""
-    _last_view: Final[npt.NDArray[np.int32]]
-    _num_published: i64
-    """Rows at the last update."""
 
     def __init__(
         self,
@@ -116,17 +94,23 @@ class CsrTable(TableOutput):
         self._own = [self.indptr, self.indices, self.last_page_len]
         self.indptr.fill(0)
         self.last_page_len.fill(1)
-        self._rule = rule
-        self._rows = rows
+        self._rule: Final = rule
+        self._rows: Final = rows
         self._starts = vec[i64]([0] * (max_num_rows + 1))
-        self._num_pages = vec[i64]([_UNKNOWN] * max_num_rows)
-        self._group = rows.use_layer_group(rule.layer_group)
-        self._window_begins = vec[i64]([0] * max_num_rows)
-        self._changes = vec[i64]([_UNCHANGED] * max_num_rows)
-        self._max_num_pages = max_num_pages
-        self._last_lens = vec[i32]([1] * max_num_rows)
-        self._last_view = np.asarray(memoryview(self._last_lens), np.int32)
-        self._num_published = 0
+        """Equal to `indptr`."""
+        self._num_pages: Final = vec[i64]([_UNKNOWN] * max_num_rows)
+        """By row: pages of its tokens, listed or not, or _UNKNOWN."""
+        self._group: Final[GroupRows] = rows.use_layer_group(rule.layer_group)
+        self._window_begins: Final = vec[i64]([0] * max_num_rows)
+        """By row: the first block of its window."""
+        self._changes: Final = vec[i64]([_UNCHANGED] * max_num_rows)
+        """By row: the kind of change of its page table since the last step."""
+        self._max_num_pages: Final[i64] = max_num_pages
+        self._last_lens: Final = vec[i32]([1] * max_num_rows)
+        """By row: what `last_page_len` gets; and the same as a view of numpy."""
+        self._last_view: Final[npt.NDArray[np.int32]] = np.asarray(memoryview(self._last_lens), np.int32)
+        self._num_published: i64 = 0
+        """Rows at the last update."""
 
     @property
     def num_pages(self) -> int:

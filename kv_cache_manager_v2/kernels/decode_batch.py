@@ -59,33 +59,24 @@ class DecodeBatch(Handle):
 
     table: Final[BatchPageTable]
     """Add its outputs before the first step, or later; `step` updates them all. Its `add` and `remove` are `join` and `leave`."""
-    _manager: Final[KVCacheManager]
-    _shared: Final[SharedState]
-    _rows: Final[BatchRows]
-    _max_capacity: Final[i64]
-    _others: list[SequenceState]
-    """Members whose step is more than a few numbers, in the order of their rows."""
-    _other_rows: vec[i64]
-    _num_checked: i64
-    """How many rows of this step were validated."""
-    _old_capacities: Final[vec[i64]]
-    """By row, before this step; `_NOT_SMALL` for those of ``_others``."""
-    _old_histories: Final[vec[i64]]
 
     def __init__(
         self, manager: Given[KVCacheManager], max_num_sequences: SupportsIndex, max_num_blocks: SupportsIndex
     ) -> None:
         self.table = BatchPageTable(manager, max_num_sequences, max_num_blocks)
-        self._manager = to_instance(manager, KVCacheManager, "manager")
-        self._shared = self._manager._shared_for_batch()
-        self._rows = self.table._rows_for_step()
+        self._manager: Final[KVCacheManager] = to_instance(manager, KVCacheManager, "manager")
+        self._shared: Final[SharedState] = self._manager._shared_for_batch()
+        self._rows: Final[BatchRows] = self.table._rows_for_step()
         num_rows = to_count(max_num_sequences, "max_num_sequences")
-        self._max_capacity = to_count(max_num_blocks, "max_num_blocks") * self._shared.tokens_per_block
-        self._others = []
+        self._max_capacity: Final[i64] = to_count(max_num_blocks, "max_num_blocks") * self._shared.tokens_per_block
+        self._others: list[SequenceState] = []
+        """Members whose step is more than a few numbers, in the order of their rows."""
         self._other_rows = vec[i64]()
-        self._num_checked = 0
-        self._old_capacities = vec[i64]([0] * num_rows)
-        self._old_histories = vec[i64]([0] * num_rows)
+        self._num_checked: i64 = 0
+        """How many rows of this step were validated."""
+        self._old_capacities: Final = vec[i64]([0] * num_rows)
+        """By row, before this step; `_NOT_SMALL` for those of ``_others``."""
+        self._old_histories: Final = vec[i64]([0] * num_rows)
 
     def __len__(self) -> int:
         """Members; they are in rows 0, 1, ..."""

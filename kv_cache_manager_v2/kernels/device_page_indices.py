@@ -84,14 +84,10 @@ class _Staging:
 
     __slots__ = ("host", "device", "event")
 
-    host: Final[MemoryRange]
-    device: Final[MemoryRange]
-    event: int | None
-
     def __init__(self, host: MemoryRange, device: MemoryRange) -> None:
-        self.host = host
-        self.device = device
-        self.event = None
+        self.host: Final = host
+        self.device: Final = device
+        self.event: int | None = None
 
 
 @final
@@ -121,21 +117,6 @@ class DevicePageIndices(Handle):
         "_is_closed",
     )
 
-    _manager: Final[KVCacheManager]
-    _device: Final[Device]
-    _rules: Final[list[PageRule]]
-    _limits: Final[IndexLimits]
-    _groups: Final[list[int]]
-    _max_num_rows: Final[int]
-    _max_num_blocks: Final[int]
-    _filler: Final[int]
-    _kernel: Final[Any]
-    _output: Final[MemoryRange]
-    _stagings: Final[list[_Staging]]
-    _next_staging: int
-    _first_entries: Final[list[int]]
-    _is_closed: bool
-
     def __init__(
         self,
         manager: Given[KVCacheManager],
@@ -153,25 +134,25 @@ class DevicePageIndices(Handle):
             raise LogicError(f"{manager.device.name} launches no CUDA kernels; use BatchPageTable on the host")
         if len(listed) == 0:
             raise ValueError("outputs is empty; name at least one layer and role")
-        self._manager = manager
-        self._device = manager.device
-        self._limits = IndexLimits(manager)
-        self._rules = [resolve_family(manager, output) for output in listed]
+        self._manager: Final[KVCacheManager] = manager
+        self._device: Final[Device] = manager.device
+        self._limits: Final = IndexLimits(manager)
+        self._rules: Final[list[PageRule]] = [resolve_family(manager, output) for output in listed]
         for rule in self._rules:
             self._limits.require(rule)
             self._limits.add(rule)
-        self._groups = sorted({int(rule.layer_group) for rule in self._rules})
-        self._max_num_rows = int(to_int_within(max_num_sequences, "max_num_sequences", 1, 1 << 20))
-        self._max_num_blocks = int(to_int_within(max_num_blocks, "max_num_blocks", 1, INT32_MAX // manager.tokens_per_block))
-        self._filler = number
-        self._first_entries = []
+        self._groups: Final[list[int]] = sorted({int(rule.layer_group) for rule in self._rules})
+        self._max_num_rows: Final = int(to_int_within(max_num_sequences, "max_num_sequences", 1, 1 << 20))
+        self._max_num_blocks: Final = int(to_int_within(max_num_blocks, "max_num_blocks", 1, INT32_MAX // manager.tokens_per_block))
+        self._filler: Final[int] = number
+        self._first_entries: Final[list[int]] = []
         num_entries = 0
         for rule in self._rules:
             self._first_entries.append(num_entries)
             num_entries += self._max_num_rows * self._max_num_blocks * int(rule.expansion)
-        self._kernel = device.compile(CUDA_SOURCE, KERNEL_NAME)
-        self._output = MemoryRange(manager.device, CacheTier.GPU_MEM, 4 * num_entries)
-        self._stagings = []
+        self._kernel: Final[Any] = device.compile(CUDA_SOURCE, KERNEL_NAME)
+        self._output: Final = MemoryRange(manager.device, CacheTier.GPU_MEM, 4 * num_entries)
+        self._stagings: Final[list[_Staging]] = []
         self._next_staging = 0
         self._is_closed = False
         try:

@@ -15,15 +15,11 @@ from .page_family import PageRule
 class _GroupLimit:
     __slots__ = ("allocator", "most_slots", "text")
 
-    allocator: Final[SlotAllocator]
-    most_slots: Final[i64]
-    text: Final[str]
-
     def __init__(self, allocator: SlotAllocator, rule: PageRule) -> None:
-        self.allocator = allocator
+        self.allocator: Final = allocator
         # Slots count from 1 where slot 0 is reserved.
-        self.most_slots = INT32_MAX // (rule.scale * rule.expansion) - 1
-        self.text = rule.text
+        self.most_slots: Final[i64] = INT32_MAX // (rule.scale * rule.expansion) - 1
+        self.text: Final[str] = rule.text
 
     def require(self) -> None:
         num_slots = self.allocator.num_slots
@@ -41,16 +37,12 @@ class IndexLimits:
 
     __slots__ = ("_allocators", "_pool_groups", "_limits")
 
-    _allocators: Final[list[SlotAllocator]]
-    _pool_groups: Final[tuple[int, ...]]
-    """By layer group."""
-    _limits: Final[list[_GroupLimit]]
-
     def __init__(self, manager: KVCacheManager) -> None:
         storage = manager._shared_for_batch().storage
-        self._allocators = storage.allocators
-        self._pool_groups = storage.layout.pool_group_indices
-        self._limits = []
+        self._allocators: Final[list[SlotAllocator]] = storage.allocators
+        self._pool_groups: Final[tuple[int, ...]] = storage.layout.pool_group_indices
+        """By layer group."""
+        self._limits: Final[list[_GroupLimit]] = []
 
     def require(self, rule: PageRule) -> None:
         """`ValueError` if int32 does not hold the rule's page indices now."""

@@ -28,16 +28,11 @@ class VirtualPool:
 
     __slots__ = ("address", "key", "value", "layers")
 
-    address: Final[int]
-    key: Final[PageRule]
-    value: Final[PageRule]
-    layers: Final[list[LayerId]]
-
     def __init__(self, address: int, key: PageRule, value: PageRule, layer_id: LayerId) -> None:
-        self.address = address
-        self.key = key
-        self.value = value
-        self.layers = [layer_id]
+        self.address: Final = address
+        self.key: Final = key
+        self.value: Final = value
+        self.layers: Final[list[LayerId]] = [layer_id]
 
 
 def plan_virtual_pools(
@@ -127,8 +122,6 @@ class OffsetTable(TableOutput):
     """``[pools]``: bytes per page index."""
     kv_factor: Final[int]
     """2, or 1 without values (then both planes are the keys')."""
-    _writers: Final[list[RowWriter]]
-    _rows: Final[BatchRows]
 
     def __init__(
         self,
@@ -158,7 +151,7 @@ class OffsetTable(TableOutput):
         self.pool_mapping = np.zeros((len(self.layer_ids), 2), INT32)
         self.page_bytes = np.zeros(len(pools), INT64)
         self.kv_factor = 1 if value_role is None else 2
-        self._rows = rows
+        self._rows: Final = rows
         places: list[tuple[PageRule, int]] = []
         for index, pool in enumerate(pools):
             # The layer's offset is in its index in the pool; a layer that is its own virtual pool may have scratch blocks.
@@ -182,7 +175,7 @@ class OffsetTable(TableOutput):
                 first = (index * max_num_rows * 2 + plane) * width
                 places.append((used, first))
         # Rows track no layer group for a table that could not be made.
-        self._writers = []
+        self._writers: Final[list[RowWriter]] = []
         for used, first in places:
             self._writers.append(RowWriter(used, 0, self.offsets, first, 2 * width, rows.use_layer_group(used.layer_group)))
 

@@ -86,15 +86,6 @@ class PageRule(Value):
         "text",
     )
 
-    layer_group: Final[i64]
-    scale: Final[i64]
-    offset: Final[i64]
-    expansion: Final[i64]
-    scratch_pages_per_block: Final[i64]
-    addresses_scratch: Final[bool]
-    page_tokens: Final[i64]
-    text: Final[str]
-
     def __init__(
         self,
         layer_group: i64,
@@ -106,14 +97,14 @@ class PageRule(Value):
         page_tokens: i64,
         text: str,
     ) -> None:
-        self.layer_group = layer_group
-        self.scale = scale
-        self.offset = offset
-        self.expansion = expansion
-        self.scratch_pages_per_block = scratch_pages_per_block
-        self.addresses_scratch = addresses_scratch
-        self.page_tokens = page_tokens
-        self.text = text
+        self.layer_group: Final = layer_group
+        self.scale: Final = scale
+        self.offset: Final = offset
+        self.expansion: Final = expansion
+        self.scratch_pages_per_block: Final = scratch_pages_per_block
+        self.addresses_scratch: Final = addresses_scratch
+        self.page_tokens: Final = page_tokens
+        self.text: Final = text
 
     def _arguments(self) -> tuple[object, ...]:
         return (

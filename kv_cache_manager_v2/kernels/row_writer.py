@@ -57,23 +57,15 @@ def fill_scratch_pages(rule: PageRule, pages: npt.NDArray[np.int32], begin: i64,
 class RowWriter:
     __slots__ = ("rule", "filler", "_array", "_flat", "_first", "_stride", "_group")
 
-    rule: Final[PageRule]
-    filler: Final[i64]
-    _array: Final[npt.NDArray[Any]]
-    _flat: Final[memoryview]
-    _first: Final[i64]
-    _stride: Final[i64]
-    _group: Final[GroupRows]
-
     def __init__(self, rule: PageRule, filler: i64, array: npt.NDArray[Any], first: i64, stride: i64, group: GroupRows) -> None:
         """Row ``r`` begins at item ``first + r * stride`` of the array, which the caller has set to the filler."""
-        self.rule = rule
-        self.filler = filler
-        self._array = array.reshape(-1)
-        self._flat = flat_view(array)
-        self._first = first
-        self._stride = stride
-        self._group = group
+        self.rule: Final = rule
+        self.filler: Final = filler
+        self._array: Final[npt.NDArray[Any]] = array.reshape(-1)
+        self._flat: Final[memoryview] = flat_view(array)
+        self._first: Final = first
+        self._stride: Final = stride
+        self._group: Final = group
 
     def update(self, row: i64, table: PageTable, changed: ChangedBlocks, scratch: Scratch) -> None:
         """Write the row's changes; if the last update had scratch blocks, the whole row."""

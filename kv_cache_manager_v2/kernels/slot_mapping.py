@@ -33,27 +33,22 @@ class SlotMapping(TableOutput):
     __slots__ = ("array", "_rule", "_max_num_tokens", "_num_tokens", "_num_shown", "_collected", "_view", "_flat")
 
     array: npt.NDArray[np.int64]
-    _rule: Final[PageRule]
-    _max_num_tokens: Final[i64]
     _num_tokens: i64
     """In the array that this output writes; then in the one that is shown."""
     _num_shown: i64
-    _collected: Final[vec[i64]]
-    """Tokens of rows with few inputs, until they are written, all at once."""
-    _view: Final[memoryview]
-    """A view of ``_collected``; then one of ``array``."""
-    _flat: Final[memoryview]
 
     def __init__(self, rule: PageRule, max_num_tokens: int, out: object) -> None:
         self.array = to_output_array(out, "out", (max_num_tokens,), INT64)
         self._own = [self.array]
         self.array.fill(-1)
-        self._rule = rule
-        self._max_num_tokens = max_num_tokens
+        self._rule: Final = rule
+        self._max_num_tokens: Final[i64] = max_num_tokens
         self._num_tokens = self._num_shown = 0
-        self._collected = vec[i64]([0] * max_num_tokens)
-        self._view = memoryview(self._collected)
-        self._flat = flat_view(self.array)
+        self._collected: Final = vec[i64]([0] * max_num_tokens)
+        """Tokens of rows with few inputs, until they are written, all at once."""
+        self._view: Final = memoryview(self._collected)
+        """A view of ``_collected``; then one of ``array``."""
+        self._flat: Final[memoryview] = flat_view(self.array)
 
     @property
     def tokens(self) -> npt.NDArray[np.int64]:

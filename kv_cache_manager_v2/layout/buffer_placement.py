@@ -31,23 +31,6 @@ class BufferPlacement:
         "scratch_pages_per_block",
     )
 
-    buffer_id: Final[BufferId]
-    life_cycle_id: Final[LifeCycleId]
-    pool_group_index: Final[PoolGroupIndex]
-    pool_index: Final[PoolIndex]
-    num_bytes: Final[int]
-    """Expanded size: what one block takes. For recurrent state: what one sequence takes."""
-    page_bytes: Final[int]
-    """Bytes that one page index stands for, the configured size; ``num_bytes / expansion``."""
-    expansion: Final[int]
-    """Page indices per block; over 1 where the kernel's blocks are smaller than the manager's."""
-    scale: Final[int]
-    """Sub-pages of this layer group in a slot of this pool."""
-    layer_offset: Final[int]
-    """Ordinal of the buffer's sub-page in the slot."""
-    scratch_pages_per_block: Final[int]
-    """How many of the slot's sub-pages belong to the buffer's layer."""
-
     def __init__(
         self,
         buffer_id: BufferId,
@@ -60,16 +43,22 @@ class BufferPlacement:
         layer_offset: int,
         scratch_pages_per_block: int,
     ) -> None:
-        self.buffer_id = buffer_id
-        self.life_cycle_id = life_cycle_id
-        self.pool_group_index = pool_group_index
-        self.pool_index = pool_index
-        self.num_bytes = num_bytes
-        self.page_bytes = num_bytes // expansion
-        self.expansion = expansion
-        self.scale = scale
-        self.layer_offset = layer_offset
-        self.scratch_pages_per_block = scratch_pages_per_block
+        self.buffer_id: Final = buffer_id
+        self.life_cycle_id: Final = life_cycle_id
+        self.pool_group_index: Final = pool_group_index
+        self.pool_index: Final = pool_index
+        self.num_bytes: Final = num_bytes
+        """Expanded size: what one block takes. For recurrent state: what one sequence takes."""
+        self.page_bytes: Final[int] = num_bytes // expansion
+        """Bytes that one page index stands for, the configured size; ``num_bytes / expansion``."""
+        self.expansion: Final = expansion
+        """Page indices per block; over 1 where the kernel's blocks are smaller than the manager's."""
+        self.scale: Final = scale
+        """Sub-pages of this layer group in a slot of this pool."""
+        self.layer_offset: Final = layer_offset
+        """Ordinal of the buffer's sub-page in the slot."""
+        self.scratch_pages_per_block: Final = scratch_pages_per_block
+        """How many of the slot's sub-pages belong to the buffer's layer."""
 
     @property
     def offset_bytes(self) -> int:

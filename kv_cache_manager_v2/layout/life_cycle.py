@@ -82,11 +82,6 @@ class AttnLifeCycle(LifeCycle):
 
     __slots__ = ("_has_window", "_window", "_sinks", "_part")
 
-    _has_window: Final[bool]
-    _window: Final[i64]
-    _sinks: Final[i64]
-    _part: Final[i64]
-
     def __init__(self, window_size: Given[int | None] = None, num_sink_blocks: Given[int] = 0, part: Given[int] = 0) -> None:
         window = 0 if window_size is None else to_int(window_size, "window_size")
         num_sinks = to_int(num_sink_blocks, "num_sink_blocks")
@@ -98,10 +93,10 @@ class AttnLifeCycle(LifeCycle):
             raise ValueError(f"num_sink_blocks is {num_sinks}; it must not be negative")
         if window_size is None and num_sinks > 0:
             raise ValueError(f"num_sink_blocks is {num_sinks} without a window; leave the sinks out")
-        self._has_window = window_size is not None
-        self._window = window
-        self._sinks = num_sinks
-        self._part = to_count(part, "part")
+        self._has_window: Final[bool] = window_size is not None
+        self._window: Final[i64] = window
+        self._sinks: Final[i64] = num_sinks
+        self._part: Final[i64] = to_count(part, "part")
 
     def _arguments(self) -> tuple[object, ...]:
         return (self.window_size, self.num_sink_blocks, self.part)

@@ -22,13 +22,6 @@ class LifeCycleRegistry(Value):
 
     __slots__ = ("_config", "_life_cycles", "_layer_ids", "_layer_grouping", "_attention_ids", "_state_id", "_state_layers", "slot_bytes")
 
-    _config: Final[KVCacheManagerConfig]
-    _life_cycles: Final[list[LifeCycle]]
-    _layer_ids: Final[tuple[LayerId, ...]]
-    _layer_grouping: Final[tuple[tuple[LayerId, ...], ...]]
-    _attention_ids: Final[dict[LayerId, LifeCycleId]]
-    _state_id: Final[LifeCycleId | None]
-    _state_layers: Final[set[LayerId]]
     slot_bytes: Final[tuple[int, ...] | None]
     """By pool the bytes that slots of all attention groups are filled up to; None: each group has slots of its own bytes."""
 
@@ -57,13 +50,13 @@ class LifeCycleRegistry(Value):
                 attention_ids[layer.layer_id] = life_cycle_id
             else:
                 state_layers.add(layer.layer_id)
-        self._config = config
-        self._life_cycles = life_cycles
-        self._layer_ids = tuple(layer_ids)
-        self._layer_grouping = tuple([tuple(group) for group in groups])
-        self._attention_ids = attention_ids
-        self._state_id = ids.get(SsmLifeCycle())
-        self._state_layers = state_layers
+        self._config: Final = config
+        self._life_cycles: Final[list[LifeCycle]] = life_cycles
+        self._layer_ids: Final[tuple[LayerId, ...]] = tuple(layer_ids)
+        self._layer_grouping: Final[tuple[tuple[LayerId, ...], ...]] = tuple([tuple(group) for group in groups])
+        self._attention_ids: Final[dict[LayerId, LifeCycleId]] = attention_ids
+        self._state_id: Final[LifeCycleId | None] = ids.get(SsmLifeCycle())
+        self._state_layers: Final[set[LayerId]] = state_layers
         self.slot_bytes = None if division is None else division.slot_bytes
 
     def _arguments(self) -> tuple[object, ...]:

@@ -83,22 +83,6 @@ class SlotLayout:
         "_scratch_blocks_per_slot",
     )
 
-    life_cycles: Final[LifeCycleRegistry]
-    num_life_cycles: Final[int]
-    num_pool_groups: Final[int]
-    pool_group_indices: Final[tuple[int, ...]]
-    """The pool group of each life cycle."""
-    slot_descs: Final[tuple[SlotDesc, ...]]
-    """By pool group: the contents of its slots."""
-    buffer_ids: Final[tuple[BufferId, ...]]
-    """Every buffer, in the order of the configuration."""
-    _slot_bytes: Final[list[tuple[int, ...]]]
-    _cold_bytes: list[tuple[int, ...]]
-    """The same of a slot below level 0."""
-    _placements: Final[dict[BufferId, BufferPlacement]]
-    _scratch_blocks_per_slot: Final[list[int]]
-    """By life cycle; empty where scratch blocks have no slots."""
-
     def __init__(
         self,
         life_cycles: LifeCycleRegistry,
@@ -108,23 +92,28 @@ class SlotLayout:
     ) -> None:
         """``placements`` in the order of the configuration. ``has_scratch_slots``: off where the engine owns the memory."""
         num_life_cycles = len(life_cycles)
-        self.life_cycles = life_cycles
-        self.num_life_cycles = num_life_cycles
-        self.num_pool_groups = len(slot_descs)
+        self.life_cycles: Final = life_cycles
+        self.num_life_cycles: Final[int] = num_life_cycles
+        self.num_pool_groups: Final[int] = len(slot_descs)
         pool_group_indices = [0] * num_life_cycles
         for pool_group_index, slot_desc in enumerate(slot_descs):
             for variant in slot_desc.variants:
                 pool_group_indices[variant.layer_group_id] = pool_group_index
-        self.pool_group_indices = tuple(pool_group_indices)
-        self.slot_descs = tuple(slot_descs)
-        self.buffer_ids = tuple(placements)
-        self._slot_bytes = [slot_desc.slot_size_list for slot_desc in slot_descs]
-        self._cold_bytes = self._slot_bytes
-        self._placements = placements
-        self._scratch_blocks_per_slot = [
+        self.pool_group_indices: Final[tuple[int, ...]] = tuple(pool_group_indices)
+        """The pool group of each life cycle."""
+        self.slot_descs: Final[tuple[SlotDesc, ...]] = tuple(slot_descs)
+        """By pool group: the contents of its slots."""
+        self.buffer_ids: Final[tuple[BufferId, ...]] = tuple(placements)
+        """Every buffer, in the order of the configuration."""
+        self._slot_bytes: Final[list[tuple[int, ...]]] = [slot_desc.slot_size_list for slot_desc in slot_descs]
+        self._cold_bytes: list[tuple[int, ...]] = self._slot_bytes
+        """The same of a slot below level 0."""
+        self._placements: Final = placements
+        self._scratch_blocks_per_slot: Final[list[int]] = [
             min([p.scratch_blocks_per_slot for p in placements.values() if p.life_cycle_id == life_cycle_id])
             for life_cycle_id in range(num_life_cycles if has_scratch_slots else 0)
         ]
+        """By life cycle; empty where scratch blocks have no slots."""
 
     def life_cycle_ids_of_pool_group(self, pool_group_index: int) -> tuple[LifeCycleId, ...]:
         """The layer groups that this pool group serves."""

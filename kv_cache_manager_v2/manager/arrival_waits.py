@@ -24,19 +24,14 @@ from .kv_cache import KVCache
 class ArrivalWaits:
     __slots__ = ("_shared", "_wakeup", "_loop", "_waiting")
 
-    _shared: Final[SharedState]
-    _wakeup: Wakeup | None
-    """Made with the first wait."""
-    _loop: Any
-    """The event loop that looks at the descriptor; None while no coroutine waits."""
-    _waiting: list[Any]
-    """A future for each waiter."""
-
     def __init__(self, shared: SharedState) -> None:
-        self._shared = shared
-        self._wakeup = None
-        self._loop = None
-        self._waiting = []
+        self._shared: Final = shared
+        self._wakeup: Wakeup | None = None
+        """Made with the first wait."""
+        self._loop: Any = None
+        """The event loop that looks at the descriptor; None while no coroutine waits."""
+        self._waiting: list[Any] = []
+        """A future for each waiter."""
 
     async def wait(self, kv_cache: KVCache) -> None:
         """Until `KVCache.ready`, and what that raises."""

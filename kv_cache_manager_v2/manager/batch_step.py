@@ -44,33 +44,22 @@ class BatchStep:
         "_name",
     )  # fmt: skip
 
-    _shared: Final[SharedState]
-    _call: Final[str]
-    _number: Final[i64]
-    _name: Final[str]
-    """Name of the argument that lists the sequences."""
-    _kv_caches: Final[list[object]]
-    """A copy of the caller's list, which the caller's callbacks may change."""
-    _others: Final[list[SequenceState]]
-    """Sequences whose step is not small, in order."""
-    _other_positions: vec[i64]
-    _num_checked: i64
-    """How many sequences `resize` has validated; it keeps their old numbers."""
-    _old_capacities: vec[i64]
-    _old_histories: vec[i64]
-    """Empty if the histories stay."""
-
     def __init__(self, shared: SharedState, call: str, number: i64, kv_caches: object, name: str = "kv_caches") -> None:
-        self._shared = shared
-        self._call = call
-        self._number = number
-        self._name = name
-        self._kv_caches = list(to_list(kv_caches, name))
-        self._others = []
+        self._shared: Final = shared
+        self._call: Final = call
+        self._number: Final = number
+        self._name: Final = name
+        """Name of the argument that lists the sequences."""
+        self._kv_caches: Final[list[object]] = list(to_list(kv_caches, name))
+        """A copy of the caller's list, which the caller's callbacks may change."""
+        self._others: Final[list[SequenceState]] = []
+        """Sequences whose step is not small, in order."""
         self._other_positions = vec[i64]()
         self._old_capacities = vec[i64]()
         self._old_histories = vec[i64]()
-        self._num_checked = 0
+        """Empty if the histories stay."""
+        self._num_checked: i64 = 0
+        """How many sequences `resize` has validated; it keeps their old numbers."""
 
     def resize(self, capacities: object, history_lengths: object) -> int:
         """How many from the front succeeded."""

@@ -52,14 +52,10 @@ def _list_published_blocks(state: SequenceState) -> list[Block]:
 class AbandonedPlan(Abandoned):
     __slots__ = ("_shared", "_number", "_drops")
 
-    _shared: Final[SharedState]
-    _number: Final[int]
-    _drops: Final[bool]
-
     def __init__(self, shared: SharedState, number: int, drops: bool) -> None:
-        self._shared = shared
-        self._number = number
-        self._drops = drops
+        self._shared: Final = shared
+        self._number: Final = number
+        self._drops: Final = drops
 
     def close_abandoned(self) -> None:
         if self._drops:
@@ -92,17 +88,12 @@ class CommittedBlockDrop(Handle):
 
     __slots__ = ("_shared", "_number", "_is_done", "_drops_when_forgotten")
 
-    _shared: Final[SharedState]
-    _number: Final[int]
-    _is_done: bool
-    _drops_when_forgotten: bool
-
     def __init__(self, shared: SharedState, number: int) -> None:
         """Not for users."""
-        self._number = number
+        self._number: Final = number
         self._is_done = False
         self._drops_when_forgotten = False
-        self._shared = shared
+        self._shared: Final = shared
 
     def drop_when_forgotten(self) -> None:
         """Not for users: a handle that is forgotten is carried out, not cancelled, by the next call on its manager."""

@@ -22,19 +22,8 @@ class CopyLists:
 
     __slots__ = ("log", "layout", "_bases", "_places", "_done", "_lost")
 
-    log: Final[CopyLog]
-    layout: Final[tuple[tuple[int, ...], ...]]
-    _bases: Final[list[int]]
-    """First addresses of all pools, ascending."""
-    _places: Final[list[tuple[int, int, int, int]]]
-    """Level, pool group, pool and bytes of a slot there."""
-    _done: Final[list[int]]
-    """By worker, the last list that it reported."""
-    _lost: int
-    """0, or the number of a list that was lost."""
-
     def __init__(self, log: CopyLog, storage: PageStorage, mover: PageMover, num_workers: int) -> None:
-        self.log = log
+        self.log: Final = log
         num_groups = int(storage.num_pool_groups)
         counts = [int(group.allocator.first_slot + group.allocator.num_slots) for group in storage.pool_groups]
         layout = [tuple(counts[begin : begin + num_groups]) for begin in range(0, len(counts), num_groups)]
@@ -49,11 +38,15 @@ class CopyLists:
                     places.append((base, (len(layout), index, pool, 1)))
             layout.append((1,) * num_groups)
         places.sort()
-        self.layout = tuple(layout)
-        self._bases = [base for base, _ in places]
-        self._places = [place for _, place in places]
-        self._done = [0] * num_workers
+        self.layout: Final[tuple[tuple[int, ...], ...]] = tuple(layout)
+        self._bases: Final[list[int]] = [base for base, _ in places]
+        """First addresses of all pools, ascending."""
+        self._places: Final[list[tuple[int, int, int, int]]] = [place for _, place in places]
+        """Level, pool group, pool and bytes of a slot there."""
+        self._done: Final[list[int]] = [0] * num_workers
+        """By worker, the last list that it reported."""
         self._lost = 0
+        """0, or the number of a list that was lost."""
 
     def take(self, after: SupportsIndex) -> tuple[int, list[SlotCopy]]:
         last = int(to_count(after, "after"))

@@ -101,19 +101,13 @@ class UseOrder:
 
     __slots__ = ("_shared", "_durable", "_pages", "_generations")
 
-    _shared: Final[SharedState]
-    _durable: Final[DurableLevel]
-    _pages: Final[list[list[tuple[int, int]]]]
-    """By pool group: page, and its description as a record has it."""
-    _generations: Final[list[int]]
-    """By pool group, of the first page."""
-
     def __init__(self, shared: SharedState) -> None:
         storage = shared.storage
         assert storage.durable is not None, "an order of use without a durable level"
-        self._shared = shared
-        self._durable = storage.durable
-        self._pages = []
+        self._shared: Final = shared
+        self._durable: Final[DurableLevel] = storage.durable
+        self._pages: Final[list[list[tuple[int, int]]]] = []
+        """By pool group: page, and its description as a record has it."""
         for pool_group in range(storage.num_pool_groups):
             found: list[tuple[int, int, int]] = []
             for level in range(storage.durable.index, -1, -1):
@@ -124,7 +118,8 @@ class UseOrder:
             found.sort(key=_use_of)
             passed = [min(now[0] - before[0], MOST_PASSED) for before, now in zip([(0, 0, 0), *found], found)]
             self._pages.append([(item[1], item[2] | time << PASSED_SHIFT) for item, time in zip(found, passed)])
-        self._generations = [int(self._durable.take_generations(len(pages))) for pages in self._pages]
+        self._generations: Final[list[int]] = [int(self._durable.take_generations(len(pages))) for pages in self._pages]
+        """By pool group, of the first page."""
 
     def record(self) -> None:
         storage = self._shared.storage

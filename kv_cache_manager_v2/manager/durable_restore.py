@@ -71,55 +71,37 @@ class DurableRestore:
         "_flags", "_pages_of", "_roots", "_planted", "_slot_mark", "_unbounded",
     )  # fmt: skip
 
-    num_pages: i64
-    num_blocks: i64
-    state: Final[IndexState]
-    pages: vec[i64]
-    """Ordinals of what is restored, in the order of the generations."""
-    page_ids: vec[i64]
-    """Their rows."""
-    has_weights: bool
-    """Whether what the policies had learned is restored."""
-    _shared: Final[SharedState]
-    _durable: Final[DurableLevel]
-    _nodes: Final[DurableNodes]
-    _blocks: list[Block | None]
-    """By node, while it is in the tree."""
-    _twins: vec[i64]
-    """By node: the first one that says the same, or NO_ORDINAL."""
-    _flags: vec[i64]
-    _pages_of: vec[i64]
-    """By node and life cycle: a page, or NO_ORDINAL."""
-    _roots: list[Block]
-    _planted: list[Block]
-    """All blocks but roots, in the order in which they came into the tree."""
-    _unbounded: vec[i64]
-    """Life cycles without a window: of each block of a prefix their page is needed."""
-    _slot_mark: Final[i64]
-    """The digest before the first page."""
-
     def __init__(self, shared: SharedState, durable: DurableLevel) -> None:
-        self.num_pages = 0
-        self.num_blocks = 0
-        self.state = durable.folder.state
+        self.num_pages: i64 = 0
+        self.num_blocks: i64 = 0
+        self.state: Final[IndexState] = durable.folder.state
         self.pages = vec[i64]()
+        """Ordinals of what is restored, in the order of the generations."""
         self.page_ids = vec[i64]()
+        """Their rows."""
         self.has_weights = False
-        self._shared = shared
-        self._durable = durable
+        """Whether what the policies had learned is restored."""
+        self._shared: Final = shared
+        self._durable: Final = durable
         tree = shared.tree
-        self._nodes = DurableNodes(durable, shared.storage.rows, tree.block_bytes, tree.digests, self.state.next_node)
-        self._blocks = []
+        self._nodes: Final = DurableNodes(durable, shared.storage.rows, tree.block_bytes, tree.digests, self.state.next_node)
+        self._blocks: list[Block | None] = []
+        """By node, while it is in the tree."""
         self._twins = vec[i64]()
+        """By node: the first one that says the same, or NO_ORDINAL."""
         self._flags = vec[i64]()
         self._pages_of = vec[i64]()
-        self._roots = []
-        self._planted = []
+        """By node and life cycle: a page, or NO_ORDINAL."""
+        self._roots: list[Block] = []
+        self._planted: list[Block] = []
+        """All blocks but roots, in the order in which they came into the tree."""
         self._unbounded = vec[i64]()
+        """Life cycles without a window: of each block of a prefix their page is needed."""
         for number, cycle in enumerate(shared.life_cycles):
             if cycle.has_page_per_block and cycle.window_size is None:
                 self._unbounded = append(self._unbounded, number)
-        self._slot_mark = shared.storage.digest.mark()
+        self._slot_mark: Final[i64] = shared.storage.digest.mark()
+        """The digest before the first page."""
 
     def run(self) -> IndexSnapshot:
         """Restore, and begin to record. What was restored, without checksums."""

@@ -30,14 +30,10 @@ from .pool_view import PoolView
 class KernelAddresses:
     __slots__ = ("_layout", "_storage", "_mode_required")
 
-    _layout: Final[SlotLayout]
-    _storage: Final[PageStorage]
-    _mode_required: Final[bool]
-
     def __init__(self, storage: PageStorage, mode_required: bool) -> None:
-        self._layout = storage.layout
-        self._storage = storage
-        self._mode_required = mode_required
+        self._layout: Final[SlotLayout] = storage.layout
+        self._storage: Final = storage
+        self._mode_required: Final = mode_required
 
     def placement(self, layer_id: LayerId, role: object) -> BufferPlacement:
         return self._layout.buffer_placement(BufferId(layer_id, to_role(role, "data_role")))

@@ -113,16 +113,13 @@ class KVCache(Handle):
     Status: ClassVar[type[SequenceStatus]] = SequenceStatus
 
     __rawref__: object
-    _state: Final[SequenceState]
-    _manager: Final[KVCacheManager]
-    _open_sequences: Final[OpenSequences]
 
     def __init__(self, state: SequenceState, manager: KVCacheManager, open_sequences: OpenSequences) -> None:
         """Not for users: `KVCacheManager.create_kv_cache` makes sequences."""
-        self._manager = manager
-        self._open_sequences = open_sequences
+        self._manager: Final = manager
+        self._open_sequences: Final = open_sequences
         # Last, here and in other handles: what `__del__` asks for first. Ctrl-C may come before any line.
-        self._state = state
+        self._state: Final = state
         open_sequences.add(state, self)
 
     def __del__(self) -> None:

@@ -34,24 +34,16 @@ _TRIES: Final = 12
 class LevelSizes(DemandSampler):
     __slots__ = ("_shared", "_open_sequences", "_config", "_layout", "_quotas", "_demand", "_last_adjustment_us")
 
-    _shared: Final[SharedState]
-    _open_sequences: Final[OpenSequences]
-    _config: Final[KVCacheManagerConfig]
-    _layout: Final[SlotLayout]
-    _quotas: Final[list[int]]
-    """Bytes of each level."""
-    _demand: Final[Demand]
-    _last_adjustment_us: i64
-
     def __init__(self, shared: SharedState, open_sequences: OpenSequences, config: KVCacheManagerConfig) -> None:
-        self._shared = shared
+        self._shared: Final = shared
         shared.traffic.demand = self
-        self._open_sequences = open_sequences
-        self._config = config
-        self._layout = shared.storage.layout
-        self._quotas = [tier.quota for tier in config.cache_tiers]
-        self._demand = Demand(self._layout.num_pool_groups, config.rebalance.smoothing)
-        self._last_adjustment_us = 0
+        self._open_sequences: Final = open_sequences
+        self._config: Final = config
+        self._layout: Final[SlotLayout] = shared.storage.layout
+        self._quotas: Final[list[int]] = [tier.quota for tier in config.cache_tiers]
+        """Bytes of each level."""
+        self._demand: Final = Demand(self._layout.num_pool_groups, config.rebalance.smoothing)
+        self._last_adjustment_us: i64 = 0
 
     def require(self, level: SupportsIndex, name: str) -> int:
         """The number of a level that exists; `ValueError` if none has it."""

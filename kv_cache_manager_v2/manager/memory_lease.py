@@ -78,21 +78,14 @@ class MemoryLease:
 
     __slots__ = ("num_views", "is_closed", "_storage", "_mover", "_device", "_owns_device")
 
-    num_views: int
-    is_closed: bool
-    """Whether the manager is shut down: PENDING or CLOSED."""
-    _storage: Final[PageStorage]
-    _mover: Final[PageMover]
-    _device: Final[Device]
-    _owns_device: Final[bool]
-
     def __init__(self, storage: PageStorage, mover: PageMover, device: Device, owns_device: bool) -> None:
         self.num_views = 0
         self.is_closed = False
-        self._storage = storage
-        self._mover = mover
-        self._device = device
-        self._owns_device = owns_device
+        """Whether the manager is shut down: PENDING or CLOSED."""
+        self._storage: Final = storage
+        self._mover: Final = mover
+        self._device: Final = device
+        self._owns_device: Final = owns_device
 
     def take(self) -> None:
         self.num_views += 1

@@ -64,17 +64,12 @@ MOST_USERS: Final = 500_000
 class OpenSequences:
     __slots__ = ("_states", "_handles", "_next_serial", "_not_counted")
 
-    _states: Final[dict[int, SequenceState]]
-    _handles: Final[dict[int, rawref.ref[object]]]
-    _next_serial: int
-    _not_counted: Final[list[SequenceState]]
-    """Open sequences that do not steer `adjust`."""
-
     def __init__(self) -> None:
-        self._states = {}
-        self._handles = {}
+        self._states: Final[dict[int, SequenceState]] = {}
+        self._handles: Final[dict[int, rawref.ref[object]]] = {}
         self._next_serial = 0
-        self._not_counted = []
+        self._not_counted: Final[list[SequenceState]] = []
+        """Open sequences that do not steer `adjust`."""
 
     def __len__(self) -> int:
         return len(self._states)
@@ -175,12 +170,9 @@ class AbandonedSequence(Abandoned):
 
     __slots__ = ("_state", "_open_sequences")
 
-    _state: Final[SequenceState]
-    _open_sequences: Final[OpenSequences]
-
     def __init__(self, state: SequenceState, open_sequences: OpenSequences) -> None:
-        self._state = state
-        self._open_sequences = open_sequences
+        self._state: Final = state
+        self._open_sequences: Final = open_sequences
 
     def close_abandoned(self) -> None:
         if self._state.status != CLOSED:
@@ -194,12 +186,9 @@ class InvariantChecker(StateChecker):
 
     __slots__ = ("_shared", "_open_sequences")
 
-    _shared: Final[SharedState]
-    _open_sequences: Final[OpenSequences]
-
     def __init__(self, shared: SharedState, open_sequences: OpenSequences) -> None:
-        self._shared = shared
-        self._open_sequences = open_sequences
+        self._shared: Final = shared
+        self._open_sequences: Final = open_sequences
 
     def check(self) -> None:
         check_invariants(self._shared, self._open_sequences.states())

@@ -65,10 +65,6 @@ class PoolView(Handle):
     dtype: Final[str]
     device: Final[tuple[int, int]]
     """DLPack's device type (1 host, 2 CUDA) and the ordinal."""
-    _lease: Final[MemoryLease]
-    _is_released: bool
-    _was_exported: bool
-    """By a protocol that does not keep the view alive."""
 
     def __init__(
         self,
@@ -93,7 +89,8 @@ class PoolView(Handle):
         self.dtype = dtype
         self.device = (CPU, 0) if ordinal < 0 else (CUDA, ordinal)
         self._was_exported = False
-        self._lease = lease
+        """By a protocol that does not keep the view alive."""
+        self._lease: Final = lease
         lease.take()
         self._is_released = False
 

@@ -24,23 +24,16 @@ NO_PLANNED: Final[list[PlannedBlock]] = []
 class PrefixMatches:
     __slots__ = ("num_untrimmed", "num_content", "counts_content", "planned", "_shared", "_backoff")
 
-    num_untrimmed: i64
-    """Tokens of the latest match before `reuse_match_backoff`."""
-    num_content: i64
-    """Tokens of the latest lookup on a path of the tree, whatever pages are left of it; kept where `counts_content`."""
-    counts_content: bool
-    planned: list[PlannedBlock]
-    """The last blocks of the latest match, as far as they are planned and not published."""
-    _shared: Final[SharedState]
-    _backoff: Final[i64]
-
     def __init__(self, shared: SharedState, backoff: int) -> None:
-        self.num_untrimmed = 0
-        self.num_content = 0
+        self.num_untrimmed: i64 = 0
+        """Tokens of the latest match before `reuse_match_backoff`."""
+        self.num_content: i64 = 0
+        """Tokens of the latest lookup on a path of the tree, whatever pages are left of it; kept where `counts_content`."""
         self.counts_content = False
-        self.planned = NO_PLANNED
-        self._shared = shared
-        self._backoff = backoff
+        self.planned: list[PlannedBlock] = NO_PLANNED
+        """The last blocks of the latest match, as far as they are planned and not published."""
+        self._shared: Final = shared
+        self._backoff: Final[i64] = backoff
 
     def count_tokens(self, scope: ReuseScope, packed: bytes, with_planned: bool, is_whole: bool) -> i64:
         """How many leading tokens match, as far as is known; asks no device, so from any thread. -1 where the tokens are the first ones of

@@ -28,16 +28,12 @@ class RestoredNames:
 
     __slots__ = ("names", "_num_pages", "_weights_name")
 
-    names: Final[list[bytes]]
-    _num_pages: i64
-    _weights_name: bytes
-    """Empty where nothing that was learned is restored."""
-
     def __init__(self, restore: DurableRestore | None) -> None:
         """None: of nothing."""
-        self.names = []
-        self._num_pages = 0
+        self.names: Final[list[bytes]] = []
+        self._num_pages: i64 = 0
         self._weights_name = b""
+        """Empty where nothing that was learned is restored."""
         if restore is None:
             return
         state = restore.state
@@ -76,13 +72,10 @@ class _Chain:
 
     __slots__ = ("_state", "_digests")
 
-    _state: Final[IndexState]
-    _digests: Final[dict[int, bytes]]
-    """By node."""
-
     def __init__(self, state: IndexState) -> None:
-        self._state = state
-        self._digests = {}
+        self._state: Final = state
+        self._digests: Final[dict[int, bytes]] = {}
+        """By node."""
 
     def find(self, node: i64) -> bytes:
         above = self._digests.get(int(node))

@@ -34,16 +34,12 @@ class TransferLease(Handle):
 
     __slots__ = ("_shared", "_lease", "_is_looked_at")
 
-    _shared: Final[SharedState]
-    _lease: Final[TransferLeaseState]
-    _is_looked_at: Final[bool]
-    """Made by `open_leases`: dropping it says nothing, since the owner may hold the handle that `reserve_transfer` made."""
-
     def __init__(self, shared: SharedState, lease: TransferLeaseState, is_looked_at: bool = False) -> None:
         """Not for users."""
-        self._lease = lease
-        self._is_looked_at = is_looked_at
-        self._shared = shared
+        self._lease: Final = lease
+        self._is_looked_at: Final = is_looked_at
+        """Made by `open_leases`: dropping it says nothing, since the owner may hold the handle that `reserve_transfer` made."""
+        self._shared: Final = shared
 
     def __del__(self) -> None:
         invalidate(self)

@@ -24,21 +24,15 @@ from .open_sequences import OpenSequences
 class UsageReports(SnapshotPublisher):
     __slots__ = ("recorder", "published", "_shared", "_open_sequences", "_iteration")
 
-    recorder: Final[UsageRecorder | None]
-    """None with ``enable_stats=False``."""
-    published: ManagerSnapshot
-    """The latest snapshot, for threads that find the manager busy."""
-    _shared: Final[SharedState]
-    _open_sequences: Final[OpenSequences]
-    _iteration: UsageSnapshot | None
-    """The counters when `take_iteration` was last called."""
-
     def __init__(self, shared: SharedState, open_sequences: OpenSequences, recorder: UsageRecorder | None) -> None:
-        self.recorder = recorder
-        self._shared = shared
-        self._open_sequences = open_sequences
-        self._iteration = None
-        self.published = self.take_snapshot()
+        self.recorder: Final = recorder
+        """None with ``enable_stats=False``."""
+        self._shared: Final = shared
+        self._open_sequences: Final = open_sequences
+        self._iteration: UsageSnapshot | None = None
+        """The counters when `take_iteration` was last called."""
+        self.published: ManagerSnapshot = self.take_snapshot()
+        """The latest snapshot, for threads that find the manager busy."""
 
     def publish(self) -> None:
         self.published = self.take_snapshot()

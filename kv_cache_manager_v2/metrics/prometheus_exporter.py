@@ -49,7 +49,7 @@ class PrometheusExporter(Handle):
 
     __slots__ = (
         "_manager", "_event_manager", "_registry", "_label_names", "_label_values", "_core", "_times", "_transfers", "_tiers",
-        "_samples_blocks", "_shown", "_curves", "_metrics", "_histograms", "_is_open", "_shared_level",
+        "_metrics", "_histograms", "_is_open", "_shared_level",
     )  # fmt: skip
 
     _NAMES: ClassVar[str] = "a registry of this process"

@@ -22,12 +22,6 @@ from .slot_allocator import SlotAllocator
 class PoolGroup:
     __slots__ = ("tier", "slot_bytes", "base_addresses", "allocator", "_ranges")
 
-    tier: Final[CacheTier]
-    slot_bytes: Final[vec[i64]]
-    base_addresses: Final[vec[i64]]
-    allocator: Final[SlotAllocator]
-    _ranges: Final[list[MemoryRange]]
-
     def __init__(
         self,
         device: Device,
@@ -44,10 +38,10 @@ class PoolGroup:
         ``path``: the folder of the pools' files, for the DISK tier; with ``watches``, one for each pool, what the names of files that
         outlive the process begin with. ``max_slots``: what there may be later, if more than now: addresses for them are reserved.
         """
-        self.tier = tier
-        self.slot_bytes = vec[i64](slot_bytes)
-        self._ranges = []
-        self.allocator = SlotAllocator(num_slots, num_null_slots)
+        self.tier: Final = tier
+        self.slot_bytes: Final = vec[i64](slot_bytes)
+        self._ranges: Final[list[MemoryRange]] = []
+        self.allocator: Final = SlotAllocator(num_slots, num_null_slots)
         all_slots = num_slots + num_null_slots
         try:
             for pool, num_bytes in enumerate(slot_bytes):
@@ -61,7 +55,7 @@ class PoolGroup:
         except BaseException:
             self.close()
             raise
-        self.base_addresses = vec[i64]([memory.address for memory in self._ranges])
+        self.base_addresses: Final = vec[i64]([memory.address for memory in self._ranges])
 
     def resize_memory(self, num_slots: i64) -> None:
         """Have memory for ``num_slots`` slots and the null slots; what the device refuses, by any error, leaves all as it was.

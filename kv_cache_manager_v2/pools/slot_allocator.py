@@ -30,37 +30,24 @@ class SlotAllocator:
         "_before_shrink", "_kept_ready",
     )  # fmt: skip
 
-    num_slots: i64
-    num_free: i64
-    num_aside: i64
-    """Free slots that stand aside."""
-    first_slot: Final[i64]
-    peak_used: i64
-    """Since the last `take_peak`."""
-    _past_peak: i64
-    ready: vec[i64]
-    _stack: vec[i64]
-    _num_stacked: i64
-    _next_unused: i64
-    _before_shrink: vec[i64]  # free stack, then its length, next unused slot, slots, free slots
-    _kept_ready: vec[i64]  # what `ready` will be after `end_shrink`
-
     def __init__(self, num_slots: i64, first_slot: i64) -> None:
         """``num_slots`` slots with the ids ``first_slot ..``; lower ids (the null slot) are never handed out."""
         self.num_slots = num_slots
         self.num_free = num_slots
-        self.num_aside = 0
-        self.first_slot = first_slot
-        self.peak_used = 0
-        self._past_peak = 0
+        self.num_aside: i64 = 0
+        """Free slots that stand aside."""
+        self.first_slot: Final = first_slot
+        self.peak_used: i64 = 0
+        """Since the last `take_peak`."""
+        self._past_peak: i64 = 0
         # Addresses for all slots, memory only for those that are used: nothing is copied as the numbers grow.
         reserved = num_slots if num_slots < MOST_RESERVED else MOST_RESERVED
-        self.ready = reserve_words(vec[i64]([NO_POINT] * first_slot), first_slot + reserved)
-        self._stack = reserve_words(vec[i64](), reserved)
-        self._num_stacked = 0
+        self.ready: vec[i64] = reserve_words(vec[i64]([NO_POINT] * first_slot), first_slot + reserved)
+        self._stack: vec[i64] = reserve_words(vec[i64](), reserved)
+        self._num_stacked: i64 = 0
         self._next_unused = first_slot
-        self._before_shrink = vec[i64]()
-        self._kept_ready = vec[i64]()
+        self._before_shrink = vec[i64]()  # free stack, then its length, next unused slot, slots, free slots
+        self._kept_ready = vec[i64]()  # what `ready` will be after `end_shrink`
 
     @property
     def num_used(self) -> i64:

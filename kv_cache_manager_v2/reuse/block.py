@@ -29,31 +29,24 @@ _NUM_PARTS: Final = 256
 class Block:
     __slots__ = ("first_page", "tokens", "parent", "only_child", "children", "num_pins", "_half", "_word")
 
-    first_page: Final[i64]
-    tokens: bytes
-    """Its tokens as packed int32, from `tokens_begin` on, and perhaps those of blocks above and below it (`block_tokens`); empty while
-    private. Of a published partial block its own tokens alone."""
-    parent: Block | None
-    only_child: Block | None
-    """Found without a dict while there is no second child."""
-    children: Children | None
-    """All children, from the second one on."""
     # Numbers that no block has at once share memory: `num_co_owners` and `tokens_begin`, `num_shared_tokens` and `content_key`. So a block
     # is 96 bytes, the garbage collector's 16 included; 97 would be 112.
     num_pins: i32
     """Open sequences whose published path ends here, or that list the block behind the end of theirs."""
-    _half: i32
-    _word: i64
 
     def __init__(self, first_page: i64) -> None:
-        self.first_page = first_page
+        self.first_page: Final = first_page
         self.tokens = b""
-        self.parent = None
-        self.only_child = None
-        self.children = None
+        """Its tokens as packed int32, from `tokens_begin` on, and perhaps those of blocks above and below it (`block_tokens`); empty while
+        private. Of a published partial block its own tokens alone."""
+        self.parent: Block | None = None
+        self.only_child: Block | None = None
+        """Found without a dict while there is no second child."""
+        self.children: Children | None = None
+        """All children, from the second one on."""
         self.num_pins = 0
-        self._half = 0
-        self._word = 0
+        self._half: i32 = 0
+        self._word: i64 = 0
 
     @property
     def num_co_owners(self) -> i32:
@@ -105,20 +98,14 @@ class Children:
 
     __slots__ = ("count", "num_partial", "_by_key", "_parts", "_sorted_keys")
 
-    count: i64
-    num_partial: i64
-    """How many of them are partial blocks; kept by the tree."""
-    _by_key: Final[dict[bytes, Block]]
-    _parts: list[dict[bytes, Block] | None] | None
-    """None until there are more than `MOST_TOGETHER`."""
-    _sorted_keys: SortedKeys | None
-
     def __init__(self) -> None:
-        self.count = 0
-        self.num_partial = 0
-        self._by_key = {}
-        self._parts = None
-        self._sorted_keys = None
+        self.count: i64 = 0
+        self.num_partial: i64 = 0
+        """How many of them are partial blocks; kept by the tree."""
+        self._by_key: Final[dict[bytes, Block]] = {}
+        self._parts: list[dict[bytes, Block] | None] | None = None
+        """None until there are more than `MOST_TOGETHER`."""
+        self._sorted_keys: SortedKeys | None = None
 
     def find(self, key: bytes) -> Block | None:
         child = self._by_key.get(key)

@@ -43,42 +43,29 @@ class BlockHistory:
         "num_blocks", "_threshold",
     )  # fmt: skip
 
-    _rows: Final[PageRows]
-    _scopes: Final[dict[int, int]]
-    """By the negative page id of the root."""
-    _tells_scopes: bool
-    """Whether there ever was a second scope: until then the tree itself knows all that is here."""
-    _num_told: i64
-    """Blocks from before the second scope, by number, that the table has been told of since; up to ``_told_end``."""
-    _told_end: i64
-    _prefixes: Final[WordColumn]
-    """Prefixes of the published blocks, by the number of the block."""
-    _marks: Final[WordColumn]
-    """Marks of the published blocks, by number: the scope (bits 34-53) | whether the block is in the sample itself (33) | the number of the
-    nearest sampled block before it on its path plus 1, or 0."""
-    _table: Final[RemovalHistory]
-    times: BlockTimes | None
-    """Measures the times of sampled blocks that are published from now on."""
-    sampling: Final[float]
-    """The share of blocks that are sampled."""
-    _threshold: Final[i64]
-    num_blocks: i64
-    """Published now."""
-
     def __init__(self, rows: PageRows, num_entries: int, sampling: float) -> None:
         """``num_entries``: of the `RemovalHistory`."""
-        self.times = None
-        self.sampling = sampling
-        self._threshold = max(int(sampling * (_SAMPLED_MASK + 1)), 1)
-        self.num_blocks = 0
-        self._rows = rows
-        self._scopes = {}
+        self.times: BlockTimes | None = None
+        """Measures the times of sampled blocks that are published from now on."""
+        self.sampling: Final = sampling
+        """The share of blocks that are sampled."""
+        self._threshold: Final[i64] = max(int(sampling * (_SAMPLED_MASK + 1)), 1)
+        self.num_blocks: i64 = 0
+        """Published now."""
+        self._rows: Final = rows
+        self._scopes: Final[dict[int, int]] = {}
+        """By the negative page id of the root."""
         self._tells_scopes = False
-        self._num_told = 0
-        self._told_end = 0
-        self._prefixes = rows.add_words(NO_PREFIX, is_per_block=True)
-        self._marks = rows.add_words(0, is_per_block=True)
-        self._table = RemovalHistory(num_entries)
+        """Whether there ever was a second scope: until then the tree itself knows all that is here."""
+        self._num_told: i64 = 0
+        """Blocks from before the second scope, by number, that the table has been told of since; up to ``_told_end``."""
+        self._told_end: i64 = 0
+        self._prefixes: Final[WordColumn] = rows.add_words(NO_PREFIX, is_per_block=True)
+        """Prefixes of the published blocks, by the number of the block."""
+        self._marks: Final[WordColumn] = rows.add_words(0, is_per_block=True)
+        """Marks of the published blocks, by number: the scope (bits 34-53) | whether the block is in the sample itself (33) | the number of
+        the nearest sampled block before it on its path plus 1, or 0."""
+        self._table: Final = RemovalHistory(num_entries)
 
     @property
     def num_entries(self) -> int:

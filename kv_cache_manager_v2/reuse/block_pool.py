@@ -33,17 +33,12 @@ _IN_PART: Final = (1 << _PART_BITS) - 1
 class BlockPool:
     __slots__ = ("_rows", "_parts", "_num_made", "_free")
 
-    _rows: Final[PageRows]
-    _parts: Final[list[list[Block]]]
-    """All blocks by number, `_PART_BITS` of it within the list."""
-    _num_made: i64
-    _free: Final[list[Block]]
-
     def __init__(self, storage: PageStorage) -> None:
-        self._rows = storage.rows
-        self._parts = []
-        self._num_made = 0
-        self._free = []
+        self._rows: Final[PageRows] = storage.rows
+        self._parts: Final[list[list[Block]]] = []
+        """All blocks by number, `_PART_BITS` of it within the list."""
+        self._num_made: i64 = 0
+        self._free: Final[list[Block]] = []
         untrack([self._parts, self._free])
         self.reserve(count_possible_blocks(storage))
 

@@ -22,19 +22,13 @@ UNKNOWN_DIGEST: Final = -1
 class DigestTable:
     __slots__ = ("_ids", "_digests", "_counts", "_free_ids", "_next_id")
 
-    _ids: Final[dict[bytes, int]]
-    _digests: Final[dict[int, bytes]]
-    _counts: Final[dict[int, int]]
-    _free_ids: Final[list[int]]
-    """A heap of their absolute values."""
-    _next_id: int
-
     def __init__(self) -> None:
-        self._ids = {}
-        self._digests = {}
-        self._counts = {}
-        self._free_ids = []
-        self._next_id = UNKNOWN_DIGEST - 1
+        self._ids: Final[dict[bytes, int]] = {}
+        self._digests: Final[dict[int, bytes]] = {}
+        self._counts: Final[dict[int, int]] = {}
+        self._free_ids: Final[list[int]] = []
+        """A heap of their absolute values."""
+        self._next_id: int = UNKNOWN_DIGEST - 1
 
     def __len__(self) -> int:
         return len(self._ids)

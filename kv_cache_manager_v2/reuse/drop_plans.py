@@ -28,13 +28,10 @@ from .radix_tree import RadixTree
 class DropPlan:
     __slots__ = ("blocks", "num_tokens")
 
-    blocks: Final[list[Block]]
-    """The path; while the plan is OPEN all of it is in the tree."""
-    num_tokens: Final[i64]
-
     def __init__(self, blocks: list[Block], num_tokens: i64) -> None:
-        self.blocks = blocks
-        self.num_tokens = num_tokens
+        self.blocks: Final = blocks
+        """The path; while the plan is OPEN all of it is in the tree."""
+        self.num_tokens: Final = num_tokens
 
 
 @final
@@ -42,20 +39,13 @@ class DropPlan:
 class DropPlans:
     __slots__ = ("_tree", "_cycles", "_tokens_per_block", "_backoff", "_open", "_num_made")
 
-    _tree: Final[RadixTree]
-    _cycles: Final[list[LifeCycle]]
-    _tokens_per_block: Final[int]
-    _backoff: Final[i64]
-    """`reuse_match_backoff`: of so many tokens behind a match it must be known that they were published there."""
-    _open: Final[dict[int, DropPlan]]
-    _num_made: int
-
     def __init__(self, tree: RadixTree, life_cycles: LifeCycleRegistry, tokens_per_block: int, backoff: int) -> None:
-        self._tree = tree
-        self._cycles = list(life_cycles)
-        self._tokens_per_block = tokens_per_block
-        self._backoff = backoff
-        self._open = {}
+        self._tree: Final = tree
+        self._cycles: Final[list[LifeCycle]] = list(life_cycles)
+        self._tokens_per_block: Final = tokens_per_block
+        self._backoff: Final[i64] = backoff
+        """`reuse_match_backoff`: of so many tokens behind a match it must be known that they were published there."""
+        self._open: Final[dict[int, DropPlan]] = {}
         self._num_made = 0
 
     def make(self, blocks: list[Block], num_tokens: i64) -> int:

@@ -22,12 +22,9 @@ _MOST_NOTES: Final = 10_000
 class DroppedEnds:
     __slots__ = ("_notes", "_block_bytes")
 
-    _notes: Final[dict[int, None]]
-    _block_bytes: Final[i64]
-
     def __init__(self, block_bytes: i64) -> None:
-        self._notes = {}
-        self._block_bytes = block_bytes
+        self._notes: Final[dict[int, None]] = {}
+        self._block_bytes: Final = block_bytes
 
     def note(self, block: Block, num_tokens: i64) -> None:
         """Remember up to ``num_tokens`` first tokens of a published block."""

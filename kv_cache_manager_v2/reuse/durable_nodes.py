@@ -31,23 +31,15 @@ class DurableNodes(LiveNodes):
 
     __slots__ = ("_level", "_rows", "_block_bytes", "_digests", "_of_blocks", "_of_roots", "_next_node")
 
-    _level: Final[DurableLevel]
-    _rows: Final[PageRows]
-    _block_bytes: Final[i64]
-    _digests: Final[DigestTable]
-    _of_blocks: Final[WordColumn]
-    """By block number; NO_NODE where there is none yet."""
-    _of_roots: Final[dict[int, int]]
-    """By the root's first page id."""
-    _next_node: i64
-
     def __init__(self, level: DurableLevel, rows: PageRows, block_bytes: i64, digests: DigestTable, next_node: i64) -> None:
-        self._level = level
-        self._rows = rows
-        self._block_bytes = block_bytes
-        self._digests = digests
-        self._of_blocks = rows.add_words(NO_NODE, is_per_block=True)
-        self._of_roots = {}
+        self._level: Final = level
+        self._rows: Final = rows
+        self._block_bytes: Final = block_bytes
+        self._digests: Final = digests
+        self._of_blocks: Final[WordColumn] = rows.add_words(NO_NODE, is_per_block=True)
+        """By block number; NO_NODE where there is none yet."""
+        self._of_roots: Final[dict[int, int]] = {}
+        """By the root's first page id."""
         self._next_node = next_node
 
     def find(self, block: Block) -> i64:

@@ -37,25 +37,16 @@ class LeavingPath:
 
     __slots__ = ("scope", "tokens", "num_blocks", "pages", "rows", "contents", "slots", "is_copied")
 
-    scope: Final[ReuseScope]
-    tokens: bytes | list[TokenIdExt]
-    num_blocks: i64
-    pages: Final[list[int]]
-    rows: Final[list[int]]
-    contents: Final[list[int]]
-    slots: list[int]
-    is_copied: bool
-    """False: the device has refused, and some copies may be under way."""
-
     def __init__(self, scope: ReuseScope) -> None:
-        self.scope = scope
-        self.tokens = b""
-        self.num_blocks = 0
-        self.pages = []
-        self.rows = []
-        self.contents = []
-        self.slots = []
+        self.scope: Final = scope
+        self.tokens: bytes | list[TokenIdExt] = b""
+        self.num_blocks: i64 = 0
+        self.pages: Final[list[int]] = []
+        self.rows: Final[list[int]] = []
+        self.contents: Final[list[int]] = []
+        self.slots: list[int] = []
         self.is_copied = False
+        """False: the device has refused, and some copies may be under way."""
 
 
 @final
@@ -69,25 +60,6 @@ class LeavingPaths(DropWatch):
         "_has_states", "_is_unbounded", "_has_unbounded", "_block_tokens",
     )  # fmt: skip
 
-    free: Final[list[int]]
-    paths: list[LeavingPath]
-    num_dropped: i64
-    """Paths whose end was not copied."""
-    is_paused: bool
-    """Nothing is copied."""
-    _tree: Final[RadixTree]
-    _out: Final[PagesOut]
-    _offered: Final[dict[int, int]]
-    _address: Final[i64]
-    _stride: Final[i64]
-    _heads: Final[list[int]]
-    _windows: Final[vec[i64]]
-    _sinks: Final[vec[i64]]
-    _has_states: Final[vec[bool]]
-    _is_unbounded: Final[vec[bool]]
-    _has_unbounded: Final[bool]
-    _block_tokens: Final[i64]
-
     def __init__(
         self,
         tree: RadixTree,
@@ -100,22 +72,24 @@ class LeavingPaths(DropWatch):
         stride: int,
         heads: list[int],
     ) -> None:
-        self.free = slots
-        self.paths = []
-        self.num_dropped = 0
+        self.free: Final = slots
+        self.paths: list[LeavingPath] = []
+        self.num_dropped: i64 = 0
+        """Paths whose end was not copied."""
         self.is_paused = False
-        self._tree = tree
-        self._out = out
-        self._offered = offered
-        self._address = address
-        self._stride = stride
-        self._heads = heads
-        self._windows = vec[i64]([_NO_WINDOW if cycle.window_size is None else cycle.window_size for cycle in life_cycles])
-        self._sinks = vec[i64]([int(cycle.num_sink_blocks) for cycle in life_cycles])
-        self._has_states = vec[bool]([not cycle.has_page_per_block for cycle in life_cycles])
-        self._is_unbounded = vec[bool]([cycle.has_page_per_block and cycle.window_size is None for cycle in life_cycles])
-        self._has_unbounded = any([cycle.has_page_per_block and cycle.window_size is None for cycle in life_cycles])
-        self._block_tokens = block_tokens
+        """Nothing is copied."""
+        self._tree: Final = tree
+        self._out: Final = out
+        self._offered: Final = offered
+        self._address: Final[i64] = address
+        self._stride: Final[i64] = stride
+        self._heads: Final = heads
+        self._windows: Final = vec[i64]([_NO_WINDOW if cycle.window_size is None else cycle.window_size for cycle in life_cycles])
+        self._sinks: Final = vec[i64]([int(cycle.num_sink_blocks) for cycle in life_cycles])
+        self._has_states: Final = vec[bool]([not cycle.has_page_per_block for cycle in life_cycles])
+        self._is_unbounded: Final = vec[bool]([cycle.has_page_per_block and cycle.window_size is None for cycle in life_cycles])
+        self._has_unbounded: Final[bool] = any([cycle.has_page_per_block and cycle.window_size is None for cycle in life_cycles])
+        self._block_tokens: Final[i64] = block_tokens
 
     def on_drop(self, page: i64) -> None:
         tree = self._tree

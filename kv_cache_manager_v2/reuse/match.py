@@ -35,12 +35,9 @@ class Match:
 
     __slots__ = ("blocks", "num_tokens")
 
-    blocks: Final[list[Block]]
-    num_tokens: Final[i64]
-
     def __init__(self, blocks: list[Block], num_tokens: i64) -> None:
-        self.blocks = blocks
-        self.num_tokens = num_tokens
+        self.blocks: Final = blocks
+        self.num_tokens: Final = num_tokens
 
 
 @final
@@ -50,23 +47,15 @@ class Matcher:
 
     __slots__ = ("_tree", "_rows", "_tokens_per_block", "_unbounded", "_windowed", "_windowed_cycles", "_partial")
 
-    _tree: Final[RadixTree]
-    _rows: Final[PageRows]
-    _tokens_per_block: Final[i64]
-    _unbounded: vec[i64]
-    _windowed: Final[list[int]]
-    _windowed_cycles: Final[list[LifeCycle]]
-    _partial: Final[bool]
-
     def __init__(
         self, tree: RadixTree, life_cycles: LifeCycleRegistry, tokens_per_block: int, enable_partial_reuse: bool
     ) -> None:
-        self._tree = tree
-        self._rows = tree.storage.rows
-        self._tokens_per_block = tokens_per_block
+        self._tree: Final = tree
+        self._rows: Final[PageRows] = tree.storage.rows
+        self._tokens_per_block: Final[i64] = tokens_per_block
         self._unbounded = vec[i64]()
-        self._windowed = []
-        self._windowed_cycles = []
+        self._windowed: Final[list[int]] = []
+        self._windowed_cycles: Final[list[LifeCycle]] = []
         for life_cycle_id, cycle in enumerate(life_cycles):
             if not cycle.has_page_per_block:
                 continue
@@ -75,7 +64,7 @@ class Matcher:
             else:
                 self._windowed.append(life_cycle_id)
                 self._windowed_cycles.append(cycle)
-        self._partial = enable_partial_reuse
+        self._partial: Final = enable_partial_reuse
 
     @property
     def has_attention(self) -> bool:

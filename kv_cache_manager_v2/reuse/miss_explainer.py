@@ -40,27 +40,19 @@ from .token_packing import TOKEN_BYTES
 class MissExplainer:
     __slots__ = ("_tree", "_history", "_tokens_per_block", "_incomplete", "_checks_parts", "_unused_part")
 
-    _tree: Final[RadixTree]
-    _history: Final[BlockHistory]
-    _tokens_per_block: Final[i64]
-    _incomplete: Final[i64]
-    """The cause where whole blocks are there and do not match."""
-
-    _checks_parts: Final[bool]
-    """Whether the match may have left out tokens that a block here begins with."""
-    _unused_part: Final[i64]
-    """The cause where the match has, right behind its end."""
-
     def __init__(
         self, tree: RadixTree, history: BlockHistory, tokens_per_block: int, has_recurrent_layers: bool, checks_parts: bool,
         is_partial_reuse_enabled: bool,
     ) -> None:
-        self._checks_parts = checks_parts
-        self._tree = tree
-        self._history = history
-        self._tokens_per_block = tokens_per_block
-        self._incomplete = NO_SNAPSHOT if has_recurrent_layers else WINDOW_BROKEN
-        self._unused_part = self._incomplete if is_partial_reuse_enabled else PARTIAL_BLOCK
+        self._checks_parts: Final = checks_parts
+        """Whether the match may have left out tokens that a block here begins with."""
+        self._tree: Final = tree
+        self._history: Final = history
+        self._tokens_per_block: Final[i64] = tokens_per_block
+        self._incomplete: Final[i64] = NO_SNAPSHOT if has_recurrent_layers else WINDOW_BROKEN
+        """The cause where whole blocks are there and do not match."""
+        self._unused_part: Final[i64] = self._incomplete if is_partial_reuse_enabled else PARTIAL_BLOCK
+        """The cause where the match has, right behind its end."""
 
     def explain(self, root: Block, packed: bytes, match: Match, num_untrimmed: i64, misses: vec[i64], misses_at: i64) -> None:
         """Add every token of ``packed`` behind the match to its cause, ``misses[misses_at + cause]``. ``num_untrimmed``: how long the match

@@ -35,33 +35,23 @@ _HALVING: Final = 1024
 class OverlapDepths:
     __slots__ = ("num_requests", "chosen", "savings", "_num_depths", "_depths", "_parted", "_written", "_costs", "_before")
 
-    num_requests: i64
-    """Halved now and then, like all counts."""
-    chosen: list[int]
-    """Ascending, by the latest `choose`; never changed in place."""
-    savings: list[int]
-    """Blocks that a snapshot at each chosen depth saves, in `PRICE_UNITS`."""
-    _num_depths: i64
-    _depths: Final[vec[i64]]
-    _parted: Final[vec[i64]]
-    _written: Final[vec[i64]]
-    _costs: Final[vec[i64]]
-    """Costs of the depths before each one, if that one is chosen."""
-    _before: Final[vec[i64]]
-    """The chosen one before each one, by index; `NUM_DEPTHS`: the root."""
-
     def __init__(self) -> None:
-        self.num_requests = 0
-        self.chosen = []
-        self.savings = []
-        self._num_depths = 0
+        self.num_requests: i64 = 0
+        """Halved now and then, like all counts."""
+        self.chosen: list[int] = []
+        """Ascending, by the latest `choose`; never changed in place."""
+        self.savings: list[int] = []
+        """Blocks that a snapshot at each chosen depth saves, in `PRICE_UNITS`."""
+        self._num_depths: i64 = 0
         # One more than depths are kept: a new one comes before two become one.
         zeros = [0] * (NUM_DEPTHS + 1)
-        self._depths = vec[i64](zeros)
-        self._parted = vec[i64](zeros)
-        self._written = vec[i64](zeros)
-        self._costs = vec[i64](zeros)
-        self._before = vec[i64](zeros)
+        self._depths: Final = vec[i64](zeros)
+        self._parted: Final = vec[i64](zeros)
+        self._written: Final = vec[i64](zeros)
+        self._costs: Final = vec[i64](zeros)
+        """Costs of the depths before each one, if that one is chosen."""
+        self._before: Final = vec[i64](zeros)
+        """The chosen one before each one, by index; `NUM_DEPTHS`: the root."""
 
     def record(self, overlap: i64, length: i64, parts: bool) -> None:
         """A prompt of ``length`` blocks, of which the tree knew ``overlap``. ``parts``: it left a path there that goes on otherwise."""

@@ -48,52 +48,33 @@ class RadixTree(PageOwner):
         "_has_page_per_block", "_runs", "_path", "_next_root", "_makes_keys", "nodes", "dropped_ends",
     )  # fmt: skip
 
-    storage: Final[PageStorage]
-    pool: Final[BlockPool]
-    digests: Final[DigestTable]
-    block_bytes: Final[i64]
-    """Bytes of the key of a full block."""
-    history: BlockHistory | None
-    """The outcome of blocks that are gone; None if misses are not explained."""
-    dropped_ends: Final[DroppedEnds]
-    nodes: DurableNodes | None
-    """The numbers of blocks in the index of the durable level; None without one."""
-    has_digests: bool
-    """Whether a digest was ever published: without one, no key needs to be searched for digests."""
-    _roots: Final[dict[ReuseScope, Block]]
-    _scopes: Final[dict[int, ReuseScope]]
-    """By the first page id of the root, retired ones included."""
-    _retired: Final[dict[int, tuple[Block, int]]]
-    """Retired roots, and all blocks below them, by their first page id; with the epoch that ended with them."""
-    _epoch: int
-    _is_unbounded: Final[vec[bool]]
-    _has_page_per_block: Final[list[bool]]
-    _runs: Final[WindowRuns]
-    _path: Final[VictimPath]
-    _next_root: i64
-    _makes_keys: bool
-    """Whether a policy has asked for a content key: then it will ask for those of all blocks to come."""
-
     def __init__(self, storage: PageStorage, life_cycles: LifeCycleRegistry, tokens_per_block: int) -> None:
-        self.storage = storage
-        self.pool = BlockPool(storage)
-        self.digests = DigestTable()
-        self.block_bytes = tokens_per_block * TOKEN_BYTES
-        self.history = None
-        self.nodes = None
+        self.storage: Final = storage
+        self.pool: Final = BlockPool(storage)
+        self.digests: Final = DigestTable()
+        self.block_bytes: Final[i64] = tokens_per_block * TOKEN_BYTES
+        """Bytes of the key of a full block."""
+        self.history: BlockHistory | None = None
+        """The outcome of blocks that are gone; None if misses are not explained."""
+        self.nodes: DurableNodes | None = None
+        """The numbers of blocks in the index of the durable level; None without one."""
         self.has_digests = False
-        self._roots = {}
-        self._scopes = {}
-        self._retired = {}
+        """Whether a digest was ever published: without one, no key needs to be searched for digests."""
+        self._roots: Final[dict[ReuseScope, Block]] = {}
+        self._scopes: Final[dict[int, ReuseScope]] = {}
+        """By the first page id of the root, retired ones included."""
+        self._retired: Final[dict[int, tuple[Block, int]]] = {}
+        """Retired roots, and all blocks below them, by their first page id; with the epoch that ended with them."""
         self._epoch = 0
         # A life cycle without a window needs every block of a prefix: what hangs below a missing one is unreachable.
-        self._is_unbounded = vec[bool]([cycle.has_page_per_block and cycle.window_size is None for cycle in life_cycles])
-        self._has_page_per_block = [cycle.has_page_per_block for cycle in life_cycles]
-        self._runs = WindowRuns(storage.rows, life_cycles, tokens_per_block)
-        self._path = VictimPath(storage)
-        self._next_root = -1
+        self._is_unbounded: Final = vec[bool]([cycle.has_page_per_block and cycle.window_size is None for cycle in life_cycles])
+        self._has_page_per_block: Final[list[bool]] = [cycle.has_page_per_block for cycle in life_cycles]
+        self._runs: Final = WindowRuns(storage.rows, life_cycles, tokens_per_block)
+        self._path: Final = VictimPath(storage)
+        self._next_root: i64 = -1
         self._makes_keys = False
-        self.dropped_ends = DroppedEnds(self.block_bytes)
+        """Whether a policy has asked for a content key: then it will ask for those of all blocks to come."""
+        self.dropped_ends: Final = DroppedEnds(self.block_bytes)
 
     # -- roots --------------------------------------------------------------------------------------------------------
 

@@ -49,37 +49,25 @@ class RemovalHistory:
         "_keeps_one_each", "_one",
     )  # fmt: skip
 
-    num_entries: Final[int]
-    """That it grows to."""
-    _words: vec[i64]
-    """Of buckets."""
-    _turns: Final[vec[u8]]
-    """By bucket, which entry is overwritten next while it is a ring."""
-    _most_buckets: Final[i64]
-    _buckets: Final[GrowingBuckets]
-    _empty: Final[vec[i64]]
-    """What the table grows by: some empty buckets."""
-    _time: i64
-    _line: Final[vec[i64]]
-    _line_end: i64
-    _one: Final[vec[i64]]
-    _keeps_one_each: bool
-
     def __init__(self, num_entries: int) -> None:
         """``num_entries`` is rounded up to a power of two of at least one bucket; an entry is 16 bytes, and one byte a bucket."""
         most = 1
         while most * _WAYS < num_entries:
             most *= 2
-        self.num_entries = most * _WAYS
-        self._most_buckets = most
-        self._buckets = GrowingBuckets()
-        self._empty = vec[i64]([NO_PREFIX] * _LINE_WORDS)
-        self._words = extend(reserve_up_to(vec[i64](), most * _BUCKET_WORDS + _LINE_WORDS), self._empty)
-        self._turns = vec[u8]([0] * most)
-        self._time = 0
-        self._line = vec[i64]([0] * _LINE_WORDS)
-        self._line_end = 0
-        self._one = vec[i64]([NO_PREFIX])
+        self.num_entries: Final[int] = most * _WAYS
+        """That it grows to."""
+        self._most_buckets: Final[i64] = most
+        self._buckets: Final = GrowingBuckets()
+        self._empty: Final = vec[i64]([NO_PREFIX] * _LINE_WORDS)
+        """What the table grows by: some empty buckets."""
+        self._words: vec[i64] = extend(reserve_up_to(vec[i64](), most * _BUCKET_WORDS + _LINE_WORDS), self._empty)
+        """Of buckets."""
+        self._turns: Final = vec[u8]([0] * most)
+        """By bucket, which entry is overwritten next while it is a ring."""
+        self._time: i64 = 0
+        self._line: Final = vec[i64]([0] * _LINE_WORDS)
+        self._line_end: i64 = 0
+        self._one: Final = vec[i64]([NO_PREFIX])
         self._keeps_one_each = False
 
     def keep_one_each(self) -> None:

@@ -16,13 +16,10 @@ RUN_KEYS: Final = 512
 class SortedKeys:
     __slots__ = ("_runs", "_last_keys")
 
-    _runs: Final[list[list[bytes]]]
-    _last_keys: Final[list[bytes]]
-
     def __init__(self, keys: list[bytes]) -> None:
         ordered = sorted(keys)
-        self._runs = []
-        self._last_keys = []
+        self._runs: Final[list[list[bytes]]] = []
+        self._last_keys: Final[list[bytes]] = []
         for start in range(0, len(ordered), RUN_KEYS // 2):
             run = ordered[start : start + RUN_KEYS // 2]
             self._runs.append(run)

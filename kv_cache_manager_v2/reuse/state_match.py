@@ -29,29 +29,21 @@ class StateMatch:
 
     __slots__ = ("match", "attention_tokens", "state_tokens", "snapshot", "branch_tokens", "known_blocks", "extends")
 
-    match: Final[Match]
-    attention_tokens: Final[i64]
-    state_tokens: Final[i64]
-    """Where the state begins: the length of ``match``, or less if tokens are to be replayed."""
-    snapshot: Final[Block | None]
-    """The block with the state's snapshot; None for the state of an empty prefix."""
-    branch_tokens: Final[i64]
-    """The last block boundary at which the prefix is one that the tree knows and after which it is not; 0 if there is none."""
-    known_blocks: i64
-    """Blocks of the whole prompt that are on a path of the tree, whatever pages they have."""
-    extends: bool
-    """Whether these are all that is known of the path: the prompt goes on where nothing goes on otherwise."""
-
     def __init__(
         self, match: Match, attention_tokens: i64, state_tokens: i64, snapshot: Block | None, branch_tokens: i64
     ) -> None:
-        self.match = match
-        self.attention_tokens = attention_tokens
-        self.state_tokens = state_tokens
-        self.snapshot = snapshot
-        self.branch_tokens = branch_tokens
-        self.known_blocks = 0
+        self.match: Final = match
+        self.attention_tokens: Final = attention_tokens
+        self.state_tokens: Final = state_tokens
+        """Where the state begins: the length of ``match``, or less if tokens are to be replayed."""
+        self.snapshot: Final = snapshot
+        """The block with the state's snapshot; None for the state of an empty prefix."""
+        self.branch_tokens: Final = branch_tokens
+        """The last block boundary at which the prefix is one that the tree knows and after which it is not; 0 if there is none."""
+        self.known_blocks: i64 = 0
+        """Blocks of the whole prompt that are on a path of the tree, whatever pages they have."""
         self.extends = False
+        """Whether these are all that is known of the path: the prompt goes on where nothing goes on otherwise."""
 
 
 NO_STATE_MATCH: Final = StateMatch(Match([], 0), 0, 0, None, 0)
@@ -64,22 +56,14 @@ class StateMatcher:
 
     __slots__ = ("_tree", "_rows", "_matcher", "_life_cycle", "_tokens_per_block", "_partial", "_max_replay_tokens")
 
-    _tree: Final[RadixTree]
-    _rows: Final[PageRows]
-    _matcher: Final[Matcher]
-    _life_cycle: Final[i64]
-    _tokens_per_block: Final[i64]
-    _partial: Final[bool]
-    _max_replay_tokens: Final[i64]
-
     def __init__(self, tree: RadixTree, matcher: Matcher, life_cycle: int, config: KVCacheManagerConfig) -> None:
-        self._tree = tree
-        self._rows = tree.storage.rows
-        self._matcher = matcher
-        self._life_cycle = life_cycle
-        self._tokens_per_block = config.tokens_per_block
-        self._partial = config.enable_partial_reuse
-        self._max_replay_tokens = config.max_state_replay_tokens if matcher.has_attention else 0
+        self._tree: Final = tree
+        self._rows: Final[PageRows] = tree.storage.rows
+        self._matcher: Final = matcher
+        self._life_cycle: Final[i64] = life_cycle
+        self._tokens_per_block: Final[i64] = config.tokens_per_block
+        self._partial: Final[bool] = config.enable_partial_reuse
+        self._max_replay_tokens: Final[i64] = config.max_state_replay_tokens if matcher.has_attention else 0
 
     def find_longest(self, root: Block | None, packed: bytes) -> StateMatch:
         """The longest reusable prefix of the packed tokens below ``root``; an empty match if there is none."""

@@ -34,23 +34,16 @@ class VictimPath:
 
     __slots__ = ("pages", "num_pages", "blocks", "others", "_storage", "_line")
 
-    pages: Final[vec[i64]]
-    """The first ``num_pages`` are those of the victims' own pool group and level."""
-    num_pages: i64
-    blocks: Final[vec[i64]]
-    """As many first page ids as `gather` has counted blocks, in that order."""
-    others: vec[i64]
-    """The pages that they take along elsewhere."""
-    _storage: Final[PageStorage]
-    _line: Final[vec[i64]]
-
     def __init__(self, storage: PageStorage) -> None:
-        self.pages = vec[i64]([NO_PAGE] * (_MOST_PAGES + storage.rows.num_life_cycles))
-        self.num_pages = 0
-        self.blocks = vec[i64]([NO_PAGE] * _MOST_PAGES)
+        self.pages: Final = vec[i64]([NO_PAGE] * (_MOST_PAGES + storage.rows.num_life_cycles))
+        """The first ``num_pages`` are those of the victims' own pool group and level."""
+        self.num_pages: i64 = 0
+        self.blocks: Final = vec[i64]([NO_PAGE] * _MOST_PAGES)
+        """As many first page ids as `gather` has counted blocks, in that order."""
         self.others = vec[i64]()
-        self._storage = storage
-        self._line = vec[i64]([NO_PAGE] * _MOST_LISTED)
+        """The pages that they take along elsewhere."""
+        self._storage: Final = storage
+        self._line: Final = vec[i64]([NO_PAGE] * _MOST_LISTED)
 
     def gather(self, leaf: Block, life_cycle: i64, level: i64, wanted: i64) -> i64:
         """How many blocks, from ``leaf`` up, go one after the other until ``wanted`` slots are free.

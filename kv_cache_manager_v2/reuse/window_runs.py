@@ -34,24 +34,17 @@ _MAX_BRANCHES: Final = 8
 class WindowRuns:
     __slots__ = ("_rows", "_least_runs", "_pages", "_next_block", "_next_life_cycle", "_top")
 
-    _rows: Final[PageRows]
-    _least_runs: vec[i64]  # by life cycle: pages in a row that a match needs
-    _pages: vec[i64]
-    _next_block: Block | None
-    """If this block is the next to lose its page of ``_next_life_cycle``, then all above it up to ``_top`` have theirs, one block
-    less than a match needs, or up to the start of the path; None: nothing is known."""
-    _next_life_cycle: i64
-    _top: Block | None
-
     def __init__(self, rows: PageRows, life_cycles: LifeCycleRegistry, tokens_per_block: int) -> None:
-        self._rows = rows
-        self._least_runs = vec[i64]()
+        self._rows: Final = rows
+        self._least_runs = vec[i64]()  # by life cycle: pages in a row that a match needs
         for cycle in life_cycles:
             self._least_runs = append(self._least_runs, _compute_least_run(cycle, tokens_per_block))
         self._pages = vec[i64]()
-        self._next_block = None
-        self._next_life_cycle = 0
-        self._top = None
+        self._next_block: Block | None = None
+        """If this block is the next to lose its page of ``_next_life_cycle``, then all above it up to ``_top`` have theirs, one block
+        less than a match needs, or up to the start of the path; None: nothing is known."""
+        self._next_life_cycle: i64 = 0
+        self._top: Block | None = None
 
     def forget_place(self) -> None:
         """Pages may have come or gone since the last look, other than those that it found."""

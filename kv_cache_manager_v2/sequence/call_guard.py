@@ -93,63 +93,41 @@ class CallGuard(CallDoor):
         "is_recording", "_reason", "_abandoned", "_process", "_readers", "_reader", "_is_read", "_is_entering", "_must_stay", "_asked",
     )  # fmt: skip
 
-    is_foreign: bool
-    """Whether this process is a fork of the manager's: it must leave the manager's memory and files alone."""
-    is_shut_down: bool
-    publisher: SnapshotPublisher | None
-    checker: StateChecker | None
-    """None while the manager is made, and once it is shut down."""
-    order: StreamOrder | None
-    """None where streams hold the kernels back."""
-
-    _attention: i64
-    """0 when a call may go straight on; 1 when it has to look closer."""
-    _busy: bool
-    _number: i64
-    """Counts the calls: whether it is the same one that is still busy."""
-    _readers: Final[Lock]
-    _reader: int
-    """The thread that looked last."""
-    _is_read: bool
-    """A thread may be looking: it is, if `_readers` is locked."""
-    _is_entering: bool
-    """A call is about to begin, or publishes: no thread may look."""
-    _must_stay: bool
-    """Something waits for the end of the call: a broken manager, abandoned handles, threads that asked for a snapshot, a stream."""
-    _asked: list[Lock]
-    """Each locked by a thread that waits for a snapshot."""
-    _changes: Final[ChangeCount]
-    """Changes of the storage, evictions too: they change things before the call that needs the room does."""
-    journal: Final[CallRecords]
-    """Handed out by each call; without a journal one that keeps nothing."""
-    is_recording: Final[bool]
-    """Whether the journal keeps anything: asked where a record for each sequence of a batch would cost."""
-    _reason: str | None
-    """Why the manager is broken; None while it is sound."""
-    _abandoned: Final[list[Abandoned]]
-    _process: Final[int]
-
     def __init__(self, changes: ChangeCount, journal: CallRecords) -> None:
-        self._changes = changes
-        self.journal = journal
-        self.is_recording = isinstance(journal, CallJournal)
+        self._changes: Final = changes
+        """Changes of the storage, evictions too: they change things before the call that needs the room does."""
+        self.journal: Final = journal
+        """Handed out by each call; without a journal one that keeps nothing."""
+        self.is_recording: Final[bool] = isinstance(journal, CallJournal)
+        """Whether the journal keeps anything: asked where a record for each sequence of a batch would cost."""
         self.is_foreign = False
+        """Whether this process is a fork of the manager's: it must leave the manager's memory and files alone."""
         self.is_shut_down = False
-        self._process = os.getpid()
-        self._attention = _IDLE
+        self._process: Final[int] = os.getpid()
+        self._attention: i64 = _IDLE
+        """0 when a call may go straight on; 1 when it has to look closer."""
         self._busy = False
-        self._number = 0
-        self._reason = None
-        self._abandoned = []
-        self._readers = Lock()
+        self._number: i64 = 0
+        """Counts the calls: whether it is the same one that is still busy."""
+        self._reason: str | None = None
+        """Why the manager is broken; None while it is sound."""
+        self._abandoned: Final[list[Abandoned]] = []
+        self._readers: Final = Lock()
         self._reader = 0
+        """The thread that looked last."""
         self._is_read = False
+        """A thread may be looking: it is, if `_readers` is locked."""
         self._is_entering = False
+        """A call is about to begin, or publishes: no thread may look."""
         self._must_stay = False
-        self._asked = []
-        self.publisher = None
-        self.checker = None
-        self.order = None
+        """Something waits for the end of the call: a broken manager, abandoned handles, threads that asked for a snapshot, a stream."""
+        self._asked: list[Lock] = []
+        """Each locked by a thread that waits for a snapshot."""
+        self.publisher: SnapshotPublisher | None = None
+        self.checker: StateChecker | None = None
+        """None while the manager is made, and once it is shut down."""
+        self.order: StreamOrder | None = None
+        """None where streams hold the kernels back."""
 
     @property
     def is_idle(self) -> bool:
@@ -462,10 +440,8 @@ class Reading:
 
     __slots__ = ("_guard",)
 
-    _guard: Final[CallGuard]
-
     def __init__(self, guard: CallGuard) -> None:
-        self._guard = guard
+        self._guard: Final = guard
 
     def __enter__(self) -> CallRecords:
         return self._guard.begin_reading()

@@ -23,27 +23,18 @@ class ChangedBlocks:
 
     __slots__ = ("filled_begin", "filled_end", "erased_begin", "erased_end", "following", "marks", "row", "exact")
 
-    filled_begin: i64
-    filled_end: i64
-    erased_begin: i64
-    erased_end: i64
-    following: "ChangedBlocks | None"
-    """The next reader of the same table."""
-    marks: Final[vec[bool]]
-    """Side by side, of all rows of a batch: whether a reader of the row was told of a change since its mark was cleared."""
-    row: i64
-    """Which of them is this reader's."""
-    exact: IndexChanges | None
-
     def __init__(self, marks: vec[bool], row: i64) -> None:
-        self.marks = marks
+        self.marks: Final = marks
+        """Side by side, of all rows of a batch: whether a reader of the row was told of a change since its mark was cleared."""
         self.row = row
-        self.filled_begin = _NOTHING
-        self.filled_end = 0
-        self.erased_begin = _NOTHING
-        self.erased_end = 0
-        self.following = None
-        self.exact = None
+        """Which of them is this reader's."""
+        self.filled_begin: i64 = _NOTHING
+        self.filled_end: i64 = 0
+        self.erased_begin: i64 = _NOTHING
+        self.erased_end: i64 = 0
+        self.following: "ChangedBlocks | None" = None
+        """The next reader of the same table."""
+        self.exact: IndexChanges | None = None
 
     def record(self, ordinal: i64, slot: int) -> None:
         self.marks[self.row] = True

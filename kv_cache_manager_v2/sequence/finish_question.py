@@ -37,24 +37,17 @@ class _Stretch:
 
     __slots__ = ("pages", "num_holds", "num_locks", "num_listed", "num_active", "num_left")
 
-    pages: Final[vec[i64]]
-    """Slots, per pool group."""
-    num_holds: Final[i64]
-    num_locks: Final[i64]
-    num_listed: i64
-    """Listed sequences and their beams among the holders."""
-    num_active: i64
-    """Of these, the active ones."""
-    num_left: i64
-    """Holders that have not finished."""
-
     def __init__(self, pages: vec[i64], num_holds: i64, num_locks: i64) -> None:
-        self.pages = pages
-        self.num_holds = num_holds
-        self.num_locks = num_locks
-        self.num_listed = 0
-        self.num_active = 0
+        self.pages: Final = pages
+        """Slots, per pool group."""
+        self.num_holds: Final = num_holds
+        self.num_locks: Final = num_locks
+        self.num_listed: i64 = 0
+        """Listed sequences and their beams among the holders."""
+        self.num_active: i64 = 0
+        """Of these, the active ones."""
         self.num_left = num_holds
+        """Holders that have not finished."""
 
 
 @final
@@ -64,25 +57,18 @@ class _Part:
 
     __slots__ = ("state", "remaining", "pages", "alone", "growth", "stretches")
 
-    state: Final[SequenceState]
-    remaining: Final[i64]
-    pages: vec[i64]
-    """Pages that it has, those of stretches not counted."""
-    alone: vec[i64]
-    """Of these, pages that no other sequence has."""
-    growth: vec[i64]
-    """The most that it takes besides, at once."""
-    stretches: vec[i64]
-    """By beam, keys of its stretches."""
-
     def __init__(self, state: SequenceState, remaining: i64) -> None:
         nothing = vec[i64]([0] * state.shared.storage.num_pool_groups)
-        self.state = state
-        self.remaining = remaining
-        self.pages = nothing
-        self.alone = nothing[:]
-        self.growth = nothing[:]
+        self.state: Final = state
+        self.remaining: Final = remaining
+        self.pages: vec[i64] = nothing
+        """Pages that it has, those of stretches not counted."""
+        self.alone: vec[i64] = nothing[:]
+        """Of these, pages that no other sequence has."""
+        self.growth: vec[i64] = nothing[:]
+        """The most that it takes besides, at once."""
         self.stretches = vec[i64]()
+        """By beam, keys of its stretches."""
 
 
 @final
@@ -92,37 +78,26 @@ class FinishQuestion:
 
     __slots__ = ("_shared", "_parts", "_stretches", "_full", "_full_pages", "_freed", "_closed", "_in_doubt", "_room", "_top_room")
 
-    _shared: Final[SharedState]
-    _parts: Final[list[_Part]]
-    _stretches: Final[dict[int, _Stretch]]
-    """By first page of the last block."""
-    _full: i64
-    """A life cycle with a page for each block, as long as the sequence lasts; -1 if there is none."""
-    _full_pages: Final[vec[i64]]
-    """Per pool group, such pages of a block."""
-    _freed: vec[i64]
-    """Slots that sequences which have finished have freed."""
-    _closed: Final[vec[i64]]
-    """Slots of closed levels that are in use."""
-    _in_doubt: Final[vec[i64]]
-    """These, and leased slots: they may be among those that sequences seem to free."""
-    _room: Final[vec[i64]]
-    """Free and droppable slots on all open levels, and scratch slots of the list."""
-    _top_room: Final[vec[i64]]
-    """Slots of level 0 that are not locked by sequences outside the list."""
-
     def __init__(self, shared: SharedState, states: list[SequenceState], remaining: vec[i64], max_step: i64) -> None:
         storage = shared.storage
-        self._shared = shared
-        self._parts = [_Part(state, remaining[position]) for position, state in enumerate(states)]
-        self._stretches = {}
-        self._full = -1
-        self._full_pages = vec[i64]([0] * storage.num_pool_groups)
-        self._freed = self._full_pages[:]
-        self._closed = self._full_pages[:]
-        self._in_doubt = self._full_pages[:]
-        self._room = self._full_pages[:]
-        self._top_room = self._full_pages[:]
+        self._shared: Final = shared
+        self._parts: Final[list[_Part]] = [_Part(state, remaining[position]) for position, state in enumerate(states)]
+        self._stretches: Final[dict[int, _Stretch]] = {}
+        """By first page of the last block."""
+        self._full: i64 = -1
+        """A life cycle with a page for each block, as long as the sequence lasts; -1 if there is none."""
+        self._full_pages: Final = vec[i64]([0] * storage.num_pool_groups)
+        """Per pool group, such pages of a block."""
+        self._freed: vec[i64] = self._full_pages[:]
+        """Slots that sequences which have finished have freed."""
+        self._closed: Final[vec[i64]] = self._full_pages[:]
+        """Slots of closed levels that are in use."""
+        self._in_doubt: Final[vec[i64]] = self._full_pages[:]
+        """These, and leased slots: they may be among those that sequences seem to free."""
+        self._room: Final[vec[i64]] = self._full_pages[:]
+        """Free and droppable slots on all open levels, and scratch slots of the list."""
+        self._top_room: Final[vec[i64]] = self._full_pages[:]
+        """Slots of level 0 that are not locked by sequences outside the list."""
         for life_cycle in range(shared.num_life_cycles):
             if shared.windows.sizes[life_cycle] == UNBOUNDED and shared.windows.least_begins[life_cycle] != NEVER:
                 self._full = life_cycle

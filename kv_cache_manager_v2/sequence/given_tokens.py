@@ -19,19 +19,15 @@ if TYPE_CHECKING:
 class GivenTokens:
     __slots__ = ("num_tokens", "_packed", "_mixed")
 
-    num_tokens: Final[i64]
-    _packed: Final[bytes]
-    _mixed: Final[list[object] | None]
-    """The tokens as they were given, where digests are among them: a digest is counted once for each commit, and may be new."""
-
     def __init__(self, tokens: Tokens, packed: bytes) -> None:
         """``packed``: what ``tokens`` are; unknown digests are in no table yet."""
-        self.num_tokens = len(packed) // TOKEN_BYTES
-        self._packed = packed
+        self.num_tokens: Final[i64] = len(packed) // TOKEN_BYTES
+        self._packed: Final = packed
         mixed: list[object] | None = None
         if isinstance(tokens, Sequence) and has_digest(packed):
             mixed = list(tokens)
-        self._mixed = mixed
+        self._mixed: Final[list[object] | None] = mixed
+        """The tokens as they were given, where digests are among them: a digest is counted once for each commit, and may be new."""
 
     def share(self) -> bytes | list[object]:
         """All of them: packed, or as they were given where digests are among them."""

@@ -22,22 +22,16 @@ _LEAST_RUNS: Final = 32
 class IndexChanges:
     __slots__ = ("_begins", "_ends", "_most_runs", "_taken", "_num_taken")
 
-    _begins: list[int]
-    """Begins of runs of entries that were set since the last look, in the order of the calls."""
-    _ends: list[int]
-    _most_runs: i64
-    """So many runs are put in order before another one is added."""
-    _taken: vec[i32]
-    """The entries as they were taken."""
-    _num_taken: i64
-    """Blocks that there were then; 0 before the first look."""
-
     def __init__(self) -> None:
-        self._begins = []
-        self._ends = []
-        self._most_runs = _LEAST_RUNS
+        self._begins: list[int] = []
+        """Begins of runs of entries that were set since the last look, in the order of the calls."""
+        self._ends: list[int] = []
+        self._most_runs: i64 = _LEAST_RUNS
+        """So many runs are put in order before another one is added."""
         self._taken = vec[i32]()
-        self._num_taken = 0
+        """The entries as they were taken."""
+        self._num_taken: i64 = 0
+        """Blocks that there were then; 0 before the first look."""
 
     def record(self, ordinal: i64) -> None:
         """The entry was set."""

@@ -17,14 +17,10 @@ class KindRanges:
 
     __slots__ = ("_begins", "_ends", "_levels")
 
-    _begins: Final[list[int]]
-    _ends: Final[list[int]]
-    _levels: Final[list[int]]
-
     def __init__(self, retention: RetentionConfig, prompt_length: int, tokens_per_block: int) -> None:
-        self._begins = []
-        self._ends = []
-        self._levels = []
+        self._begins: Final[list[int]] = []
+        self._ends: Final[list[int]] = []
+        self._levels: Final[list[int]] = []
         order = sorted([(item.priority, -position) for position, item in enumerate(retention.ranges) if item.kind is not None])
         for _, position in order:
             item = retention.ranges[-position]

@@ -70,20 +70,14 @@ class PlaceFacts:
 
     __slots__ = ("num_places", "num_uses", "num_whole", "num_waits", "sum_waits")
 
-    num_places: int
-    num_uses: int
-    num_whole: int
-    """Uses that had all tokens of an earlier prompt."""
-    num_waits: int
-    sum_waits: int
-    """Requests from one visit to the next."""
-
     def __init__(self) -> None:
         self.num_places = 0
         self.num_uses = 0
         self.num_whole = 0
+        """Uses that had all tokens of an earlier prompt."""
         self.num_waits = 0
         self.sum_waits = 0
+        """Requests from one visit to the next."""
 
     def add_wait(self, num_requests: int) -> None:
         self.sum_waits += num_requests
@@ -112,15 +106,10 @@ class ScopeFacts:
 
     __slots__ = ("depths", "places", "num_since_halving", "num_since_choice")
 
-    depths: Final[OverlapDepths]
-    places: Final[list[PlaceFacts]]
-    """By kind of place."""
-    num_since_halving: int
-    num_since_choice: int
-
     def __init__(self) -> None:
-        self.depths = OverlapDepths()
-        self.places = [PlaceFacts(), PlaceFacts(), PlaceFacts(), PlaceFacts()]
+        self.depths: Final = OverlapDepths()
+        self.places: Final[list[PlaceFacts]] = [PlaceFacts(), PlaceFacts(), PlaceFacts(), PlaceFacts()]
+        """By kind of place."""
         self.num_since_halving = 0
         self.num_since_choice = 0
 
@@ -132,25 +121,16 @@ class PromptLook:
 
     __slots__ = ("scope", "packed", "num_tokens", "known_blocks", "extends", "branch_kind", "end_kind", "offers")
 
-    scope: Final[ReuseScope]
-    packed: Final[bytes]
-    num_tokens: Final[int]
-    known_blocks: Final[i64]
-    extends: Final[bool]
-    branch_kind: Final[int]
-    end_kind: Final[int]
-    offers: Final[list[tuple[int, int]]]
-    """What a snapshot would save at each of the places that it may leave one at, and how long it would stay."""
-
     def __init__(self, scope: ReuseScope, packed: bytes, known_blocks: i64, extends: bool, branch_kind: int, end_kind: int) -> None:
-        self.scope = scope
-        self.packed = packed
-        self.num_tokens = len(packed) // TOKEN_BYTES
-        self.known_blocks = known_blocks
-        self.extends = extends
-        self.branch_kind = branch_kind
-        self.end_kind = end_kind
-        self.offers = []
+        self.scope: Final = scope
+        self.packed: Final = packed
+        self.num_tokens: Final[int] = len(packed) // TOKEN_BYTES
+        self.known_blocks: Final = known_blocks
+        self.extends: Final = extends
+        self.branch_kind: Final = branch_kind
+        self.end_kind: Final = end_kind
+        self.offers: Final[list[tuple[int, int]]] = []
+        """What a snapshot would save at each of the places that it may leave one at, and how long it would stay."""
 
 
 @final
@@ -163,42 +143,28 @@ class LearnedPlacement:
         "_num_recent", "_num_new_blocks", "_num_since_pricing", "_offers", "_longest_stay",
     )  # fmt: skip
 
-    price: int
-    """Tokens that a snapshot has to save for each request that it stays, in `SAVINGS_SCALE`."""
-    _storage: Final[PageStorage]
-    _pool_group: Final[i64]
-    _has_attention: Final[bool]
-    """Whether the pool group has pages of attention too."""
-    _tokens_per_block: Final[i64]
-    _scopes: Final[dict[ReuseScope, ScopeFacts]]
-    """The least recently used first."""
-    _marks: Final[dict[int, int]]
-    """By a hash of the block that ends there and its ordinal: the number of the latest request, and what is known of the place."""
-    _num_requests: int
-    _num_recent: int
-    """Requests; halved with their new blocks now and then."""
-    _num_new_blocks: int
-    _num_since_pricing: int
-    _offers: Final[list[tuple[int, int]]]
-    """Savings of the latest requests' places, in units of the price, and how many requests a snapshot stays."""
-    _longest_stay: int
-    """Requests until the attention's pages are gone, without which a snapshot serves nothing."""
-
     def __init__(self, storage: PageStorage, life_cycle: i64, tokens_per_block: int) -> None:
         self.price = 1
-        self._storage = storage
-        self._pool_group = storage.pool_group_of[life_cycle]
+        """Tokens that a snapshot has to save for each request that it stays, in `SAVINGS_SCALE`."""
+        self._storage: Final = storage
+        self._pool_group: Final[i64] = storage.pool_group_of[life_cycle]
         others = [storage.pool_group_of[cycle] for cycle in range(storage.rows.num_life_cycles) if cycle != life_cycle]
-        self._has_attention = self._pool_group in others
-        self._tokens_per_block = tokens_per_block
-        self._scopes = {}
-        self._marks = {}
+        self._has_attention: Final[bool] = self._pool_group in others
+        """Whether the pool group has pages of attention too."""
+        self._tokens_per_block: Final[i64] = tokens_per_block
+        self._scopes: Final[dict[ReuseScope, ScopeFacts]] = {}
+        """The least recently used first."""
+        self._marks: Final[dict[int, int]] = {}
+        """By a hash of the block that ends there and its ordinal: the number of the latest request, and what is known of the place."""
         self._num_requests = 0
         self._num_recent = 0
+        """Requests; halved with their new blocks now and then."""
         self._num_new_blocks = 0
         self._num_since_pricing = 0
-        self._offers = []
-        self._longest_stay = NUM_MARKS
+        self._offers: Final[list[tuple[int, int]]] = []
+        """Savings of the latest requests' places, in units of the price, and how many requests a snapshot stays."""
+        self._longest_stay: int = NUM_MARKS
+        """Requests until the attention's pages are gone, without which a snapshot serves nothing."""
 
     # -- learning -----------------------------------------------------------------------------------------------------
 

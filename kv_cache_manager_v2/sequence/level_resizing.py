@@ -71,36 +71,24 @@ class _LevelChange:
         "_shared", "_states", "_level", "_first", "_counts", "_old_counts", "_shrunk", "_num_remapped", "_resizer", "_points", "_num_points"
     )  # fmt: skip
 
-    _shared: Final[SharedState]
-    _states: Final[list[SequenceState]]
-    _level: Final[i64]
-    _first: Final[i64]
-    """The level's first pool group among those of all levels."""
-    _counts: Final[Sequence[int]]
-    _old_counts: Final[list[int]]
-    _shrunk: Final[list[int]]
-    """Pool groups that hand out nothing behind their new end any more."""
-    _num_remapped: int
-    """Pool groups, from the first on, whose memory may be that of another number of slots than the old one."""
-    _resizer: Final[PoolResizer]
-    _points: vec[i64]
-    """After the first ``_num_points`` no stream touches what lies behind the new ends."""
-    _num_points: i64
-
     def __init__(self, shared: SharedState, sequences: Sequence[SequenceState], level: i64, counts: Sequence[int]) -> None:
         storage = shared.storage
-        self._shared = shared
-        self._states = [beam for state in sequences for beam in list_beams(state)]
-        self._level = level
-        self._first = level * storage.num_pool_groups
-        self._counts = counts
-        self._old_counts = [int(storage.allocators[self._first + index].num_slots) for index in range(len(counts))]
-        self._shrunk = []
+        self._shared: Final = shared
+        self._states: Final[list[SequenceState]] = [beam for state in sequences for beam in list_beams(state)]
+        self._level: Final = level
+        self._first: Final[i64] = level * storage.num_pool_groups
+        """The level's first pool group among those of all levels."""
+        self._counts: Final = counts
+        self._old_counts: Final[list[int]] = [int(storage.allocators[self._first + index].num_slots) for index in range(len(counts))]
+        self._shrunk: Final[list[int]] = []
+        """Pool groups that hand out nothing behind their new end any more."""
         self._num_remapped = 0
-        self._resizer = PoolResizer(storage, shared.traffic.room_count, shared.traffic.room, shared.traffic.mover)
+        """Pool groups, from the first on, whose memory may be that of another number of slots than the old one."""
+        self._resizer: Final = PoolResizer(storage, shared.traffic.room_count, shared.traffic.room, shared.traffic.mover)
         # Of each pool group: a mark of each sequence, and the point after the copies.
         self._points = vec[i64]([NO_POINT] * (len(counts) * (len(self._states) + 1)))
-        self._num_points = 0
+        """After the first ``_num_points`` no stream touches what lies behind the new ends."""
+        self._num_points: i64 = 0
 
     def _record_point(self, point: i64) -> None:
         self._points[self._num_points] = point

@@ -24,22 +24,15 @@ _INT32_FORMATS: Final = ("i", "l", "=i", "<i", "@i")
 class PageTable:
     __slots__ = ("entries", "num_blocks", "required", "_buffer", "_reader", "_exact")
 
-    entries: vec[i32]
-    num_blocks: i64
-    required: vec[i64]
-    """Ordinals of blocks behind a residency window that are locked until the next resize."""
-    _buffer: memoryview | None
-    _reader: ChangedBlocks | None
-    _exact: IndexChanges | None
-    """Changes that the user has not been told of yet; None before the user asks for the first time."""
-
     def __init__(self) -> None:
         self.entries = vec[i32]()
-        self.num_blocks = 0
+        self.num_blocks: i64 = 0
         self.required = vec[i64]()
-        self._buffer = None
-        self._reader = None
-        self._exact = None
+        """Ordinals of blocks behind a residency window that are locked until the next resize."""
+        self._buffer: memoryview | None = None
+        self._reader: ChangedBlocks | None = None
+        self._exact: IndexChanges | None = None
+        """Changes that the user has not been told of yet; None before the user asks for the first time."""
 
     @property
     def has_buffer(self) -> bool:

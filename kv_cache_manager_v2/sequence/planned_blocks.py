@@ -32,29 +32,20 @@ class PlannedBlock:
 
     __slots__ = ("block", "writer", "ordinal", "key", "anchor", "above", "children", "readers")
 
-    block: Final[Block]
-    writer: Final[SequenceState]
-    ordinal: Final[i64]
-    key: Final[bytes]
-    """Its packed tokens; their digests are counted."""
-    anchor: Block | None
-    """The published block or root that it is below; None below a planned block, or where it is hidden."""
-    above: PlannedBlock | None
-    children: Final[dict[bytes, PlannedBlock]]
-    readers: Final[list[SequenceState]]
-    """In the order in which they were made."""
-
     def __init__(
         self, block: Block, writer: SequenceState, ordinal: i64, key: bytes, anchor: Block | None, above: PlannedBlock | None
     ) -> None:
-        self.block = block
-        self.writer = writer
-        self.ordinal = ordinal
-        self.key = key
-        self.anchor = anchor
-        self.above = above
-        self.children = {}
-        self.readers = []
+        self.block: Final = block
+        self.writer: Final = writer
+        self.ordinal: Final = ordinal
+        self.key: Final = key
+        """Its packed tokens; their digests are counted."""
+        self.anchor: Block | None = anchor
+        """The published block or root that it is below; None below a planned block, or where it is hidden."""
+        self.above: PlannedBlock | None = above
+        self.children: Final[dict[bytes, PlannedBlock]] = {}
+        self.readers: Final[list[SequenceState]] = []
+        """In the order in which they were made."""
 
 
 @final
@@ -64,17 +55,13 @@ class PlannedLinks:
 
     __slots__ = ("offered", "read", "valid_tokens")
 
-    offered: Final[list[PlannedBlock]]
-    """As their writer, in order; blocks between them may be published by others."""
-    read: Final[list[PlannedBlock]]
-    """As their reader, in order: the blocks right behind its published path."""
-    valid_tokens: i64
-    """First tokens that are left of a sequence that is void; else NOT_VOID."""
-
     def __init__(self) -> None:
-        self.offered = []
-        self.read = []
-        self.valid_tokens = NOT_VOID
+        self.offered: Final[list[PlannedBlock]] = []
+        """As their writer, in order; blocks between them may be published by others."""
+        self.read: Final[list[PlannedBlock]] = []
+        """As their reader, in order: the blocks right behind its published path."""
+        self.valid_tokens: i64 = NOT_VOID
+        """First tokens that are left of a sequence that is void; else NOT_VOID."""
 
     @property
     def is_idle(self) -> bool:
@@ -88,21 +75,15 @@ class PlannedBlocks:
 
     __slots__ = ("num_blocks", "_tree", "_below", "_anchors", "_hidden")
 
-    num_blocks: i64
-    """All that there are: a match looks for them only if this is not 0."""
-    _tree: Final[RadixTree]
-    _below: Final[dict[int, dict[bytes, PlannedBlock]]]
-    """By the first page of the anchor."""
-    _anchors: Final[dict[int, Block]]
-    _hidden: Final[dict[int, PlannedBlock]]
-    """By first page, those whose place another one with the same tokens has: no new match finds them."""
-
     def __init__(self, tree: RadixTree) -> None:
-        self.num_blocks = 0
-        self._tree = tree
-        self._below = {}
-        self._anchors = {}
-        self._hidden = {}
+        self.num_blocks: i64 = 0
+        """All that there are: a match looks for them only if this is not 0."""
+        self._tree: Final = tree
+        self._below: Final[dict[int, dict[bytes, PlannedBlock]]] = {}
+        """By the first page of the anchor."""
+        self._anchors: Final[dict[int, Block]] = {}
+        self._hidden: Final[dict[int, PlannedBlock]] = {}
+        """By first page, those whose place another one with the same tokens has: no new match finds them."""
 
     def find(self, anchor: Block | None, above: PlannedBlock | None, key: bytes) -> PlannedBlock | None:
         """The planned block with that key below a published block, or below a planned one with the same tokens."""

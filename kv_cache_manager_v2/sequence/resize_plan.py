@@ -34,29 +34,21 @@ class TurnPlan:
 
     __slots__ = ("state", "copies", "first_written", "needed", "copied", "released", "begins_state")
 
-    state: Final[SequenceState]
-    copies: Final[list[int]]
-    """Ordinals of the shared blocks that the step writes."""
-    first_written: Final[i64]
-    """The first block that the step writes; NEVER where no block can be shared."""
-    needed: Final[vec[i64]]
-    """Slots for new pages, scratch blocks and copies."""
-    copied: vec[i64]
-    """Needed slots for the pages of copied blocks that the sequence still holds after the resize; empty where there are no copies."""
-    released: Final[vec[i64]]
-    """Slots that become free or evictable. A page that another beam holds too is not among them."""
-    begins_state: Final[bool]
-    """Whether a resume takes slots of recurrent state."""
-
     def __init__(self, state: SequenceState, copies: list[int], first_written: i64) -> None:
-        self.state = state
-        self.copies = copies
-        self.first_written = first_written
+        self.state: Final = state
+        self.copies: Final = copies
+        """Ordinals of the shared blocks that the step writes."""
+        self.first_written: Final = first_written
+        """The first block that the step writes; NEVER where no block can be shared."""
         num_pool_groups = state.shared.storage.num_pool_groups
-        self.needed = vec[i64]([0] * num_pool_groups)
-        self.copied = vec[i64]([0] * num_pool_groups) if len(copies) > 0 else vec[i64]()
-        self.released = vec[i64]([0] * num_pool_groups)
-        self.begins_state = needs_state_slots(state)
+        self.needed: Final = vec[i64]([0] * num_pool_groups)
+        """Slots for new pages, scratch blocks and copies."""
+        self.copied: vec[i64] = vec[i64]([0] * num_pool_groups) if len(copies) > 0 else vec[i64]()
+        """Needed slots for the pages of copied blocks that the sequence still holds after the resize; empty where there are no copies."""
+        self.released: Final = vec[i64]([0] * num_pool_groups)
+        """Slots that become free or evictable. A page that another beam holds too is not among them."""
+        self.begins_state: Final[bool] = needs_state_slots(state)
+        """Whether a resume takes slots of recurrent state."""
 
 
 @final
@@ -66,26 +58,18 @@ class ResizePlan:
 
     __slots__ = ("capacity", "history", "num_blocks", "turns", "peak", "withdraws_tail", "priorities")
 
-    capacity: Final[i64]
-    history: Final[i64]
-    num_blocks: Final[i64]
-    """Blocks of each sequence or beam after the resize."""
-    turns: Final[list[TurnPlan]]
-    peak: vec[i64]
-    """The most slots, per pool group, that the resize takes at any moment beyond those that it has released by then."""
-    withdraws_tail: bool
-    """The published tail is not copied: it leaves the tree, and the sequence writes it."""
-    priorities: list[int]
-    """Priorities of the first turn's pages, as `ask_priorities` says; empty where all have the default."""
-
     def __init__(self, capacity: i64, history: i64, num_blocks: i64) -> None:
-        self.capacity = capacity
-        self.history = history
-        self.num_blocks = num_blocks
-        self.turns = []
-        self.peak = NO_SLOTS
+        self.capacity: Final = capacity
+        self.history: Final = history
+        self.num_blocks: Final = num_blocks
+        """Blocks of each sequence or beam after the resize."""
+        self.turns: Final[list[TurnPlan]] = []
+        self.peak: vec[i64] = NO_SLOTS
+        """The most slots, per pool group, that the resize takes at any moment beyond those that it has released by then."""
         self.withdraws_tail = False
-        self.priorities = NO_ORDINALS
+        """The published tail is not copied: it leaves the tree, and the sequence writes it."""
+        self.priorities: list[int] = NO_ORDINALS
+        """Priorities of the first turn's pages, as `ask_priorities` says; empty where all have the default."""
 
     def __repr__(self) -> str:
         turns = [

@@ -24,30 +24,19 @@ class RetentionPlan:
         "_generated_priority", "_generated_duration",
     )  # fmt: skip
 
-    _begins: Final[list[int]]
-    _ends: Final[list[int]]
-    _priorities: Final[list[int]]
-    _durations: Final[list[int]]
-    _prompt_length: Final[int]
-    _tokens_per_block: Final[int]
-    _callback: Final[PriorityCallback | None]
-    has_durations: Final[bool]
-    _generated_priority: Final[int]
-    _generated_duration: Final[int]
-
     def __init__(self, retention: RetentionConfig, prompt_length: int, tokens_per_block: int, callback: PriorityCallback | None) -> None:
         """``callback``: the user's own; where both say something the higher priority counts."""
-        self._begins = [item.begin for item in retention.ranges]
-        self._ends = [prompt_length if item.end is None else item.end for item in retention.ranges]
-        self._priorities = [item.priority for item in retention.ranges]
-        self._durations = [_to_microseconds(item.duration_seconds) for item in retention.ranges]
-        self._prompt_length = prompt_length
-        self._tokens_per_block = tokens_per_block
-        self._callback = callback
+        self._begins: Final[list[int]] = [item.begin for item in retention.ranges]
+        self._ends: Final[list[int]] = [prompt_length if item.end is None else item.end for item in retention.ranges]
+        self._priorities: Final[list[int]] = [item.priority for item in retention.ranges]
+        self._durations: Final[list[int]] = [_to_microseconds(item.duration_seconds) for item in retention.ranges]
+        self._prompt_length: Final = prompt_length
+        self._tokens_per_block: Final = tokens_per_block
+        self._callback: Final = callback
         generated = retention.generated_priority
-        self._generated_priority = int(PRIORITY_DEFAULT) if generated is None else generated
-        self._generated_duration = _to_microseconds(retention.generated_duration_seconds)
-        self.has_durations = self._generated_duration != FOR_EVER or len([d for d in self._durations if d != FOR_EVER]) > 0
+        self._generated_priority: Final[int] = int(PRIORITY_DEFAULT) if generated is None else generated
+        self._generated_duration: Final[int] = _to_microseconds(retention.generated_duration_seconds)
+        self.has_durations: Final[bool] = self._generated_duration != FOR_EVER or len([d for d in self._durations if d != FOR_EVER]) > 0
 
     def __call__(self, ordinal: BlockOrdinal, life_cycle: LifeCycle) -> int:
         priority = self._find(int(ordinal), False)

@@ -31,15 +31,11 @@ class NotedBlock:
 
     __slots__ = ("block", "tokens", "priority")
 
-    block: Final[Block]
-    tokens: Final[bytes]
-    """The block is still that one while these are its own."""
-    priority: Final[int]
-
     def __init__(self, block: Block, block_bytes: i64, priority: int) -> None:
-        self.block = block
-        self.tokens = own_tokens(block, block_bytes)
-        self.priority = priority
+        self.block: Final = block
+        self.tokens: Final[bytes] = own_tokens(block, block_bytes)
+        """The block is still that one while these are its own."""
+        self.priority: Final = priority
 
     def is_there(self) -> bool:
         return self.block.parent is not None and self.block.tokens is self.tokens
@@ -50,31 +46,21 @@ class NotedBlock:
 class RetentionRecords:
     __slots__ = ("now_us", "num_expected", "_storage", "_tree", "_ends", "_timed", "_next_number", "_pins", "_max_pinned")
 
-    now_us: i64
-    num_expected: i64
-    """Ends by the clocks of pool groups that have not come."""
-    _storage: Final[PageStorage]
-    _tree: Final[RadixTree]
-    _ends: Final[list[list[tuple[int, int, NotedBlock]]]]
-    """By clock: a heap of (time, running number, the block) of ends that have not come. Those that are not in `_timed` are void: a later
-    call has given the block another priority, and the end of this time changes nothing."""
-    _timed: Final[dict[int, NotedBlock]]
-    """By first page."""
-    _next_number: int
-    _pins: Final[dict[int, NotedBlock]]
-    """Blocks that `pin` has raised, by first page, the oldest first."""
-    _max_pinned: Final[int]
-
     def __init__(self, storage: PageStorage, tree: RadixTree, max_pinned_blocks: int) -> None:
-        self.now_us = 0
-        self.num_expected = 0
-        self._storage = storage
-        self._tree = tree
-        self._ends = [[] for _ in range(storage.num_pool_groups + 1)]
-        self._timed = {}
+        self.now_us: i64 = 0
+        self.num_expected: i64 = 0
+        """Ends by the clocks of pool groups that have not come."""
+        self._storage: Final = storage
+        self._tree: Final = tree
+        self._ends: Final[list[list[tuple[int, int, NotedBlock]]]] = [[] for _ in range(storage.num_pool_groups + 1)]
+        """By clock: a heap of (time, running number, the block) of ends that have not come. Those that are not in `_timed` are void: a
+        later call has given the block another priority, and the end of this time changes nothing."""
+        self._timed: Final[dict[int, NotedBlock]] = {}
+        """By first page."""
         self._next_number = 0
-        self._pins = {}
-        self._max_pinned = max_pinned_blocks
+        self._pins: Final[dict[int, NotedBlock]] = {}
+        """Blocks that `pin` has raised, by first page, the oldest first."""
+        self._max_pinned: Final = max_pinned_blocks
 
     # -- durations ----------------------------------------------------------------------------------------------------
 

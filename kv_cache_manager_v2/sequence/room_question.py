@@ -22,15 +22,11 @@ class RoomQuestion:
 
     __slots__ = ("_shared", "_plan", "_ledger")
 
-    _shared: Final[SharedState]
-    _plan: ResizePlan | None
-    """Plan of the last `find`, if it found room."""
-    _ledger: Final[SlotLedger]
-
     def __init__(self, shared: SharedState) -> None:
-        self._shared = shared
-        self._plan = None
-        self._ledger = SlotLedger(shared)
+        self._shared: Final = shared
+        self._plan: ResizePlan | None = None
+        """Plan of the last `find`, if it found room."""
+        self._ledger: Final = SlotLedger(shared)
 
     def find(self, state: SequenceState, capacity: i64, history: i64) -> Refusal | None:
         """Why the resize would be refused; None if it would not. The caller has validated the numbers. A refusal leaves no trace."""

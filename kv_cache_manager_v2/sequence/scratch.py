@@ -23,24 +23,16 @@ from .shared_state import UNBOUNDED, SharedState
 class Scratch:
     __slots__ = ("shared", "begins", "ends", "slots", "is_enabled", "is_new", "num_blocks")
 
-    shared: Final[SharedState]
-    begins: vec[i64]
-    ends: vec[i64]
-    slots: Final[list[list[int]]]
-    is_enabled: bool
-    is_new: bool
-    """Switched on since the step began: it has pages for all its blocks, so the next one may begin anywhere in it."""
-    num_blocks: i64
-    """Scratch blocks in all life cycles together."""
-
     def __init__(self, shared: SharedState) -> None:
-        self.shared = shared
+        self.shared: Final = shared
         self.begins = vec[i64]([0] * shared.num_life_cycles)
         self.ends = vec[i64]([0] * shared.num_life_cycles)
-        self.slots = [[] for _ in shared.life_cycles]
-        self.is_enabled = shared.windows.has_scratch
+        self.slots: Final[list[list[int]]] = [[] for _ in shared.life_cycles]
+        self.is_enabled: bool = shared.windows.has_scratch
         self.is_new = False
-        self.num_blocks = 0
+        """Switched on since the step began: it has pages for all its blocks, so the next one may begin anywhere in it."""
+        self.num_blocks: i64 = 0
+        """Scratch blocks in all life cycles together."""
 
     def contains(self, life_cycle: i64, ordinal: i64) -> bool:
         return self.begins[life_cycle] <= ordinal < self.ends[life_cycle]

@@ -53,22 +53,16 @@ class TokenTail:
 
     __slots__ = ("writer", "is_shared", "copies_on_resume", "publishes_at_close", "is_retired")
 
-    writer: Final[BytesWriter]
-    is_shared: bool
-    """The last block is published: only its leading tokens are ours."""
-    copies_on_resume: bool
-    """The shared last block is a partial match: the first resume makes a private copy of it."""
-    publishes_at_close: bool
-    """`stop_committing` has left the partial last block to `close`."""
-    is_retired: bool
-    """The path is below a retired root: what is committed stays private, and these are all tokens that are not published."""
-
     def __init__(self) -> None:
-        self.writer = BytesWriter()
+        self.writer: Final = BytesWriter()
         self.is_shared = False
+        """The last block is published: only its leading tokens are ours."""
         self.copies_on_resume = False
+        """The shared last block is a partial match: the first resume makes a private copy of it."""
         self.publishes_at_close = False
+        """`stop_committing` has left the partial last block to `close`."""
         self.is_retired = False
+        """The path is below a retired root: what is committed stays private, and these are all tokens that are not published."""
 
     @property
     def count(self) -> i64:
@@ -104,59 +98,42 @@ class Request:
         "retention", "is_admitted", "priorities", "copied", "to_learn", "written_end", "windows", "counters",
     )  # fmt: skip
 
-    serial: Final[int]
-    """Unique within the manager; `id` is the user's and need not be."""
-    id: Final[int]
-    scope: Final[ReuseScope]
-    priority_callback: PriorityCallback | None
-    prompt_length: i64
-    """As given when the sequence was made, in tokens; what comes behind is generated."""
-    kinds: KindRanges | None
-    """None unless the caller has named kinds of its tokens."""
-    continues: i64
-    """Hint of the caller whether the sequence goes on later: NO_HINT, CONTINUES or ENDS."""
-    is_counted: bool
-    """Whether what it needs is part of the mix by which `adjust` divides quotas; not for dummies."""
-    given: GivenTokens | None
-    """The tokens that the sequence was made with, until all of them are committed, or others are."""
-    given_end: i64
-    """How many of them were matched or committed by `commit_input`; -1, or not `num_committed`, if there were none or another call has
-    committed tokens."""
-    retention: RetentionPlan | None
-    """None unless some of its blocks keep their priority for a while only."""
-    is_admitted: bool
-    """Whether it, or the one that it is a fork of, was given room: until then it has only looked (`admission`)."""
-    priorities: dict[int, int] | None
-    """Until then, of the pages that it has found: what the callback said of them."""
-    copied: Final[list[tuple[NotedBlock, int]]]
-    """Until then, pages of published blocks that it has copied, by life cycle; ``priority``: what they take then, if they have less."""
-    to_learn: PromptLook | None
-    """Until then, its prompt, where snapshots are placed by what earlier ones came back for."""
-    written_end: i64
-    """What the steps of all lists that were taken have room for: no more is committed. NEVER where the manager copies itself."""
     windows: Windows
     """Those of the manager until the caller sets a residency window."""
-    counters: SequenceCounters | None
-    """None if there are no statistics."""
 
     def __init__(self, serial: int, sequence_id: int, scope: ReuseScope, priority_callback: PriorityCallback | None) -> None:
-        self.serial = serial
-        self.id = sequence_id
-        self.scope = scope
-        self.priority_callback = priority_callback
-        self.prompt_length = 0
-        self.kinds = None
-        self.continues = NO_HINT
+        self.serial: Final = serial
+        """Unique within the manager; `id` is the user's and need not be."""
+        self.id: Final = sequence_id
+        self.scope: Final = scope
+        self.priority_callback: PriorityCallback | None = priority_callback
+        self.prompt_length: i64 = 0
+        """As given when the sequence was made, in tokens; what comes behind is generated."""
+        self.kinds: KindRanges | None = None
+        """None unless the caller has named kinds of its tokens."""
+        self.continues: i64 = NO_HINT
+        """Hint of the caller whether the sequence goes on later: NO_HINT, CONTINUES or ENDS."""
         self.is_counted = True
-        self.given = None
-        self.given_end = -1
-        self.retention = None
+        """Whether what it needs is part of the mix by which `adjust` divides quotas; not for dummies."""
+        self.given: GivenTokens | None = None
+        """The tokens that the sequence was made with, until all of them are committed, or others are."""
+        self.given_end: i64 = -1
+        """How many of them were matched or committed by `commit_input`; -1, or not `num_committed`, if there were none or another call has
+        committed tokens."""
+        self.retention: RetentionPlan | None = None
+        """None unless some of its blocks keep their priority for a while only."""
         self.is_admitted = False
-        self.priorities = None
-        self.copied = []
-        self.to_learn = None
-        self.written_end = 0
-        self.counters = None
+        """Whether it, or the one that it is a fork of, was given room: until then it has only looked (`admission`)."""
+        self.priorities: dict[int, int] | None = None
+        """Until then, of the pages that it has found: what the callback said of them."""
+        self.copied: Final[list[tuple[NotedBlock, int]]] = []
+        """Until then, pages of published blocks that it has copied, by life cycle; ``priority``: what they take then, if they have less."""
+        self.to_learn: PromptLook | None = None
+        """Until then, its prompt, where snapshots are placed by what earlier ones came back for."""
+        self.written_end: i64 = 0
+        """What the steps of all lists that were taken have room for: no more is committed. NEVER where the manager copies itself."""
+        self.counters: SequenceCounters | None = None
+        """None if there are no statistics."""
 
     def fork(self, serial: int, sequence_id: int, priority_callback: PriorityCallback | None) -> "Request":
         """The request of a sequence, or of a beam, that goes on from this one's."""
@@ -179,26 +156,19 @@ class Recurrent:
 
     __slots__ = ("state_blocks", "snapshot_plan", "matched_snapshot", "state_tokens", "attention_tokens", "planned_tokens")
 
-    state_blocks: list[Block]
-    """Private blocks that join no path: each has one page, a slot of recurrent state. None before the first resume."""
-    snapshot_plan: SnapshotPlan | None
-    """None where there is no recurrent state."""
-    matched_snapshot: Block | None
-    """The published block whose snapshot the first resume will copy; held until then."""
-    state_tokens: i64
-    """The length at which the sequence's recurrent state began."""
-    attention_tokens: i64
-    """Up to which length pages for all attention layers were there when the sequence was made."""
-    planned_tokens: i64
-    """How many of them were planned by other sequences and not committed."""
-
     def __init__(self) -> None:
-        self.state_blocks = []
-        self.snapshot_plan = None
-        self.matched_snapshot = None
-        self.state_tokens = 0
-        self.attention_tokens = 0
-        self.planned_tokens = 0
+        self.state_blocks: list[Block] = []
+        """Private blocks that join no path: each has one page, a slot of recurrent state. None before the first resume."""
+        self.snapshot_plan: SnapshotPlan | None = None
+        """None where there is no recurrent state."""
+        self.matched_snapshot: Block | None = None
+        """The published block whose snapshot the first resume will copy; held until then."""
+        self.state_tokens: i64 = 0
+        """The length at which the sequence's recurrent state began."""
+        self.attention_tokens: i64 = 0
+        """Up to which length pages for all attention layers were there when the sequence was made."""
+        self.planned_tokens: i64 = 0
+        """How many of them were planned by other sequences and not committed."""
 
 
 @final
@@ -208,24 +178,18 @@ class Sharing:
 
     __slots__ = ("forks", "beams", "planned", "twins", "branch_end")
 
-    forks: "dict[SequenceState, None] | None"
-    """The open sequences that were forked from one another, this one included, oldest first: one dict for all of them."""
-    beams: "list[SequenceState]"
-    """Beams 1 and up of a sequence with more than one; this state is beam 0 then (`beams`)."""
-    planned: PlannedLinks | None
-    """Blocks that the sequence has promised to compute, or that others have; None if there are none."""
-    twins: dict[int, int] | None
-    """Where indices stay, the sequence's own pages of published blocks, by `twin_key`; a row without a page: it went on as the published
-    one. Only while ACTIVE; None before the first."""
-    branch_end: i64
-    """Where the latest match ended or the path left that of others, in blocks: prompts part there, so windows before it are kept."""
-
     def __init__(self) -> None:
-        self.forks = None
-        self.beams = []
-        self.planned = None
-        self.twins = None
-        self.branch_end = 0
+        self.forks: "dict[SequenceState, None] | None" = None
+        """The open sequences that were forked from one another, this one included, oldest first: one dict for all of them."""
+        self.beams: "list[SequenceState]" = []
+        """Beams 1 and up of a sequence with more than one; this state is beam 0 then (`beams`)."""
+        self.planned: PlannedLinks | None = None
+        """Blocks that the sequence has promised to compute, or that others have; None if there are none."""
+        self.twins: dict[int, int] | None = None
+        """Where indices stay, the sequence's own pages of published blocks, by `twin_key`; a row without a page: it went on as the
+        published one. Only while ACTIVE; None before the first."""
+        self.branch_end: i64 = 0
+        """Where the latest match ended or the path left that of others, in blocks: prompts part there, so windows before it are kept."""
 
 
 @final
@@ -235,14 +199,11 @@ class Arrivals:
 
     __slots__ = ("points", "awaits_reads")
 
-    points: vec[i64]
-    """After these the pages land; empty unless it was resumed so."""
-    awaits_reads: bool
-    """Some of the pages come from a disk, and it is not known that they came; `points` is not empty then."""
-
     def __init__(self) -> None:
         self.points = vec[i64]()
+        """After these the pages land; empty unless it was resumed so."""
         self.awaits_reads = False
+        """Some of the pages come from a disk, and it is not known that they came; `points` is not empty then."""
 
 
 @final

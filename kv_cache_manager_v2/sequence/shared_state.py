@@ -50,29 +50,20 @@ class Windows:
         "num_sink_blocks", "sizes", "least_begins", "keeps", "has_scratch", "max_rewind_len", "least_scratch_step", "tokens_per_block"
     )  # fmt: skip
 
-    num_sink_blocks: vec[i64]
-    sizes: vec[i64]
-    """Per life cycle; UNBOUNDED where there is no window."""
-    least_begins: vec[i64]
-    """Per life cycle, where the window of an empty sequence begins; NEVER where blocks have no pages."""
-    keeps: vec[i64]
-    """Per life cycle, 1 if the window is a residency window: the sequence still holds what lies behind it."""
-    has_scratch: Final[bool]
-    """Whether scratch reuse is configured."""
-    max_rewind_len: Final[i64]
-    least_scratch_step: Final[i64]
-    """A step of fewer input tokens has no scratch block in any life cycle."""
-    tokens_per_block: Final[i64]
-
     def __init__(self, life_cycles: list[LifeCycle], scratch_reuse: SwaScratchReuseConfig | None, tokens_per_block: i64) -> None:
         self.num_sink_blocks = vec[i64]([cycle.num_sink_blocks for cycle in life_cycles])
         self.sizes = vec[i64]([UNBOUNDED if cycle.window_size is None else cycle.window_size for cycle in life_cycles])
+        """Per life cycle; UNBOUNDED where there is no window."""
         self.least_begins = vec[i64]([cycle.num_sink_blocks if cycle.has_page_per_block else NEVER for cycle in life_cycles])
+        """Per life cycle, where the window of an empty sequence begins; NEVER where blocks have no pages."""
         self.keeps = vec[i64]([0] * len(self.sizes))
-        self.has_scratch = scratch_reuse is not None
-        self.max_rewind_len = 0 if scratch_reuse is None else scratch_reuse.max_rewind_len
-        self.tokens_per_block = tokens_per_block
-        self.least_scratch_step = self._compute_least_scratch_step()
+        """Per life cycle, 1 if the window is a residency window: the sequence still holds what lies behind it."""
+        self.has_scratch: Final[bool] = scratch_reuse is not None
+        """Whether scratch reuse is configured."""
+        self.max_rewind_len: Final[i64] = 0 if scratch_reuse is None else scratch_reuse.max_rewind_len
+        self.tokens_per_block: Final = tokens_per_block
+        self.least_scratch_step: Final[i64] = self._compute_least_scratch_step()
+        """A step of fewer input tokens has no scratch block in any life cycle."""
 
     def _compute_least_scratch_step(self) -> i64:
         """A step ``H .. C-1`` has a scratch block only if ``H + T <= (e)T <= C - rewind + 1 - W`` for its end ``e``."""
@@ -130,33 +121,27 @@ class RecurrentRules:
         "has_warned_of_snapshots",
     )  # fmt: skip
 
-    num_state_slots: Final[i64]
-    """Slots of recurrent state that a sequence has per beam: the live one and its checkpoints."""
-    matcher: Final[StateMatcher | None]
-    """None where there is no recurrent state."""
-    snapshot_policy: Final[SnapshotPolicy]
     learned_placement: Final[LearnedPlacement | None]
     """None where there is no recurrent state, or the policy has another placement."""
-    max_snapshots_per_path: Final[i64]
-    """0: any number."""
-    commit_snapshots: Final[dict[int, int]]
-    """By page, the serial of the sequence whose commit left its snapshot there where none was planned. An entry may outlive its page; the
-    next snapshot in that row replaces or removes it."""
-    has_warned_of_snapshots: bool
-    """Whether the user was told that a prefill passes all places where snapshots are planned: once is enough."""
 
     def __init__(
         self, storage: PageStorage, tree: RadixTree, matcher: Matcher, life_cycle: int | None, config: KVCacheManagerConfig
     ) -> None:
         policy = config.snapshot_policy
-        self.num_state_slots = 0 if life_cycle is None else 1 + config.state_checkpoints
-        self.matcher = None if life_cycle is None else StateMatcher(tree, matcher, life_cycle, config)
-        self.snapshot_policy = policy
+        self.num_state_slots: Final[i64] = 0 if life_cycle is None else 1 + config.state_checkpoints
+        """Slots of recurrent state that a sequence has per beam: the live one and its checkpoints."""
+        self.matcher: Final[StateMatcher | None] = None if life_cycle is None else StateMatcher(tree, matcher, life_cycle, config)
+        """None where there is no recurrent state."""
+        self.snapshot_policy: Final[SnapshotPolicy] = policy
         learns = life_cycle is not None and policy.placement == "learned"
         self.learned_placement = LearnedPlacement(storage, life_cycle or 0, config.tokens_per_block) if learns else None
-        self.max_snapshots_per_path = 0 if policy.max_per_path is None else policy.max_per_path
-        self.commit_snapshots = {}
+        self.max_snapshots_per_path: Final[i64] = 0 if policy.max_per_path is None else policy.max_per_path
+        """0: any number."""
+        self.commit_snapshots: Final[dict[int, int]] = {}
+        """By page, the serial of the sequence whose commit left its snapshot there where none was planned. An entry may outlive its page;
+        the next snapshot in that row replaces or removes it."""
         self.has_warned_of_snapshots = False
+        """Whether the user was told that a prefill passes all places where snapshots are planned: once is enough."""
 
 
 @mypyc_attr(native_class=True)
@@ -179,32 +164,24 @@ class Traffic:
         "mover", "room_count", "room", "onboarding", "early_copies", "takes_no_copies", "is_external", "first_written_end", "demand",
     )  # fmt: skip
 
-    mover: Final[PageMover]
-    room_count: Final[RoomCount]
-    room: Final[SlotReclaimer]
-    onboarding: Final[Onboarding]
     early_copies: Final[EarlyCopies | None]
     """None where pages are written down when they have to go, or there is no lower level."""
-    takes_no_copies: Final[bool]
-    is_external: Final[bool]
-    """As in the configuration."""
-    first_written_end: Final[i64]
-    """Of a sequence before a list of copies was taken: `Request.written_end`."""
-    demand: DemandSampler | None
-    """None until the manager is whole."""
 
     def __init__(self, storage: PageStorage, mover: PageMover, config: KVCacheManagerConfig) -> None:
-        self.mover = mover
-        self.room_count = RoomCount(storage)
-        self.room = SlotReclaimer(storage, mover, config.min_offload_priority)
-        self.onboarding = Onboarding(storage, self.room, mover)
+        self.mover: Final = mover
+        self.room_count: Final = RoomCount(storage)
+        self.room: Final = SlotReclaimer(storage, mover, config.min_offload_priority)
+        self.onboarding: Final = Onboarding(storage, self.room, mover)
         writes_durable = storage.durable is not None and not storage.durable.is_read_only
         writes_early = writes_durable or (config.write_policy == "through" and storage.last_level > 0)
         self.early_copies = EarlyCopies(storage, self.room, config.min_offload_priority) if writes_early else None
-        self.takes_no_copies = config.takes_no_copies
-        self.is_external = config.is_external
-        self.first_written_end = 0 if config.copy_workers > 0 else NEVER
-        self.demand = None
+        self.takes_no_copies: Final[bool] = config.takes_no_copies
+        self.is_external: Final[bool] = config.is_external
+        """As in the configuration."""
+        self.first_written_end: Final[i64] = 0 if config.copy_workers > 0 else NEVER
+        """Of a sequence before a list of copies was taken: `Request.written_end`."""
+        self.demand: DemandSampler | None = None
+        """None until the manager is whole."""
 
     def require_copies(self, call: str, way_out: str) -> None:
         """`LogicError` where nothing is copied, and the call would."""
@@ -224,23 +201,16 @@ class Claims:
 
     __slots__ = ("drop_plans", "leases", "twin_pages", "planned", "retention", "num_windowed")
 
-    drop_plans: Final[DropPlans]
-    leases: Final[TransferLeases]
-    twin_pages: Final[TwinPages | None]
-    """None where a commit may change indices."""
-    planned: Final[PlannedBlocks]
-    retention: Final[RetentionRecords]
-    num_windowed: i64
-    """Sequences with a residency window: what one holds it may not lock."""
-
     def __init__(self, storage: PageStorage, tree: RadixTree, life_cycles: LifeCycleRegistry, config: KVCacheManagerConfig) -> None:
-        self.drop_plans = DropPlans(tree, life_cycles, config.tokens_per_block, config.reuse_match_backoff)
-        self.leases = TransferLeases(storage, tree)
-        self.twin_pages = None if config.allow_seq_rebasing else TwinPages(storage, self.leases)
+        self.drop_plans: Final = DropPlans(tree, life_cycles, config.tokens_per_block, config.reuse_match_backoff)
+        self.leases: Final = TransferLeases(storage, tree)
+        self.twin_pages: Final[TwinPages | None] = None if config.allow_seq_rebasing else TwinPages(storage, self.leases)
+        """None where a commit may change indices."""
         storage.twin_owner = self.twin_pages
-        self.num_windowed = 0
-        self.planned = PlannedBlocks(tree)
-        self.retention = RetentionRecords(storage, tree, _count_pinnable(storage, config.max_pinned_share))
+        self.num_windowed: i64 = 0
+        """Sequences with a residency window: what one holds it may not lock."""
+        self.planned: Final = PlannedBlocks(tree)
+        self.retention: Final = RetentionRecords(storage, tree, _count_pinnable(storage, config.max_pinned_share))
 
 
 @final
@@ -251,33 +221,6 @@ class SharedState:
         "windows", "has_state", "state_life_cycle", "recurrent", "most_tokens", "max_util_for_resume", "constraint_slots",
         "uses_priorities", "num_further_beams",
     )  # fmt: skip
-
-    device: Final[Device]
-    order: Final[StreamOrder]
-    storage: Final[PageStorage]
-    traffic: Final[Traffic]
-    tree: Final[RadixTree]
-    matcher: Final[Matcher]
-    claims: Final[Claims]
-    guard: Final[CallGuard]
-    life_cycles: Final[list[LifeCycle]]
-    num_life_cycles: Final[i64]
-    tokens_per_block: Final[i64]
-    windows: Final[Windows]
-    has_state: Final[bool]
-    """Whether some layer is recurrent."""
-    state_life_cycle: Final[i64]
-    """Life cycle of the recurrent layers; without meaning where there are none."""
-    recurrent: Final[RecurrentRules]
-    most_tokens: Final[i64]
-    """Tokens of a sequence. Where each layer has a window or is recurrent, no number of slots bounds it."""
-    max_util_for_resume: Final[float]
-    constraint_slots: vec[i64]
-    """By pool group, the most level-0 slots that one of the configured constraints takes; 0 without constraints."""
-    uses_priorities: bool
-    """Whether some sequence gave a priority callback: without one all pages have the default priority."""
-    num_further_beams: i64
-    """Beams of all open sequences, beside one beam each."""
 
     def __init__(
         self,
@@ -290,30 +233,36 @@ class SharedState:
         config: KVCacheManagerConfig,
         journal: CallRecords,
     ) -> None:
-        self.device = device
-        self.order = storage.order
-        self.storage = storage
-        self.traffic = Traffic(storage, mover, config)
-        self.tree = tree
-        self.matcher = matcher
-        self.claims = Claims(storage, tree, life_cycles, config)
-        self.guard = CallGuard(storage.changes, journal)
+        self.device: Final = device
+        self.order: Final[StreamOrder] = storage.order
+        self.storage: Final = storage
+        self.traffic: Final = Traffic(storage, mover, config)
+        self.tree: Final = tree
+        self.matcher: Final = matcher
+        self.claims: Final = Claims(storage, tree, life_cycles, config)
+        self.guard: Final = CallGuard(storage.changes, journal)
         if self.order.settles:
             self.guard.order = self.order
-        self.life_cycles = list(life_cycles)
-        self.num_life_cycles = len(life_cycles)
-        self.tokens_per_block = config.tokens_per_block
-        self.windows = Windows(list(life_cycles), config.swa_scratch_reuse, config.tokens_per_block)
+        self.life_cycles: Final[list[LifeCycle]] = list(life_cycles)
+        self.num_life_cycles: Final[i64] = len(life_cycles)
+        self.tokens_per_block: Final[i64] = config.tokens_per_block
+        self.windows: Final = Windows(list(life_cycles), config.swa_scratch_reuse, config.tokens_per_block)
         state_life_cycle = life_cycles.state_life_cycle_id
-        self.has_state = state_life_cycle is not None
-        self.state_life_cycle = 0 if state_life_cycle is None else state_life_cycle
-        self.recurrent = RecurrentRules(storage, tree, matcher, state_life_cycle, config)
+        self.has_state: Final[bool] = state_life_cycle is not None
+        """Whether some layer is recurrent."""
+        self.state_life_cycle: Final[i64] = 0 if state_life_cycle is None else state_life_cycle
+        """Life cycle of the recurrent layers; without meaning where there are none."""
+        self.recurrent: Final = RecurrentRules(storage, tree, matcher, state_life_cycle, config)
         has_full_layer = any([cycle.has_page_per_block and cycle.window_size is None for cycle in life_cycles])
-        self.most_tokens = MAX_COUNT if has_full_layer else MOST_BLOCKS * config.tokens_per_block
-        self.max_util_for_resume = config.max_util_for_resume
+        self.most_tokens: Final[i64] = MAX_COUNT if has_full_layer else MOST_BLOCKS * config.tokens_per_block
+        """Tokens of a sequence. Where each layer has a window or is recurrent, no number of slots bounds it."""
+        self.max_util_for_resume: Final[float] = config.max_util_for_resume
         self.constraint_slots = vec[i64]([count for count in compute_constraint_slots(storage.layout, config)])
+        """By pool group, the most level-0 slots that one of the configured constraints takes; 0 without constraints."""
         self.uses_priorities = False
-        self.num_further_beams = 0
+        """Whether some sequence gave a priority callback: without one all pages have the default priority."""
+        self.num_further_beams: i64 = 0
+        """Beams of all open sequences, beside one beam each."""
 
     def count_whole_blocks(self, blocks: list[Block]) -> i64:
         """How many of them come before the first that has a page whose bytes a disk has lost."""

@@ -19,25 +19,18 @@ class SlotLedger:
 
     __slots__ = ("taken", "num_released", "num_left", "_shared", "_newly_held", "_gone_on")
 
-    taken: Final[vec[i64]]
-    """Slots that the resizes take, less those that they make free or evictable."""
-    num_released: Final[dict[int, int]]
-    """By page, how many sequences have released it by then."""
-    num_left: Final[dict[int, int]]
-    """By first page, how many sequences that had a shared block as their own have left it by then."""
-    _shared: Final[SharedState]
-    _newly_held: Final[vec[i64]]
-    """Pages that suspended sequences hold and that nothing locks any more then."""
-    _gone_on: Final[dict[int, int]]
-    """By twin, the published page that it goes on as by then."""
-
     def __init__(self, shared: SharedState) -> None:
-        self.taken = vec[i64]([0] * shared.storage.num_pool_groups)
-        self.num_released = {}
-        self.num_left = {}
-        self._shared = shared
-        self._newly_held = vec[i64]([0] * shared.storage.num_pool_groups)
-        self._gone_on = {}
+        self.taken: Final = vec[i64]([0] * shared.storage.num_pool_groups)
+        """Slots that the resizes take, less those that they make free or evictable."""
+        self.num_released: Final[dict[int, int]] = {}
+        """By page, how many sequences have released it by then."""
+        self.num_left: Final[dict[int, int]] = {}
+        """By first page, how many sequences that had a shared block as their own have left it by then."""
+        self._shared: Final = shared
+        self._newly_held: Final = vec[i64]([0] * shared.storage.num_pool_groups)
+        """Pages that suspended sequences hold and that nothing locks any more then."""
+        self._gone_on: Final[dict[int, int]] = {}
+        """By twin, the published page that it goes on as by then."""
 
     def find_refusal(self, peak: vec[i64]) -> bool:
         """`RoomCount.find_refusal` of ``peak`` slots beyond those that are taken by then."""

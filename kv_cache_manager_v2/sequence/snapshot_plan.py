@@ -23,36 +23,26 @@ class SnapshotPlan:
         "_has_stopped", "peak_capacity", "commit_block",
     )  # fmt: skip
 
-    _positions: Final[list[int]]
-    """In order, each once."""
-    _interval: Final[i64]
-    """A snapshot at each multiple of so many tokens; 0: at none."""
-    _prompt_length: Final[i64]
-    _num_checkpoints: Final[i64]
-    _num_matched: Final[i64]
-    """The sequence began with so many tokens, whose state may have been behind."""
-    _last_in_prompt: i64
-    """The last planned length of the prompt that the match does not cover; 0: there is none."""
-    _has_stopped: bool
-    """Whether a commit of the prompt has ended where a snapshot is planned, or has left one."""
-    commit_block: Block | None
-    """The block of the last snapshot that a commit left where none was planned; who has it by now: `RecurrentRules.commit_snapshots`."""
-    _ahead_until: i64
-    """A commit that ends before this length says nothing of the state."""
-    peak_capacity: i64
-    """The most room that there ever was: so far the state may have gone, and overwritten what is older than its checkpoints."""
-
     def __init__(self, positions: set[int], interval: int, prompt_length: int, num_checkpoints: int, num_matched: int) -> None:
-        self._positions = sorted(positions)
-        self._interval = interval
-        self._prompt_length = prompt_length
-        self._num_checkpoints = num_checkpoints
-        self._num_matched = num_matched
-        self._ahead_until = 0
-        self._last_in_prompt = self._find_last_in_prompt()
+        self._positions: Final[list[int]] = sorted(positions)
+        """In order, each once."""
+        self._interval: Final[i64] = interval
+        """A snapshot at each multiple of so many tokens; 0: at none."""
+        self._prompt_length: Final[i64] = prompt_length
+        self._num_checkpoints: Final[i64] = num_checkpoints
+        self._num_matched: Final[i64] = num_matched
+        """The sequence began with so many tokens, whose state may have been behind."""
+        self._ahead_until: i64 = 0
+        """A commit that ends before this length says nothing of the state."""
+        self._last_in_prompt: i64 = self._find_last_in_prompt()
+        """The last planned length of the prompt that the match does not cover; 0: there is none."""
         self._has_stopped = False
-        self.commit_block = None
-        self.peak_capacity = 0
+        """Whether a commit of the prompt has ended where a snapshot is planned, or has left one."""
+        self.commit_block: Block | None = None
+        """The block of the last snapshot that a commit left where none was planned; who has it by now:
+        `RecurrentRules.commit_snapshots`."""
+        self.peak_capacity: i64 = 0
+        """The most room that there ever was: so far the state may have gone, and overwritten what is older than its checkpoints."""
 
     def _find_last_in_prompt(self) -> int:
         at = bisect_right(self._positions, self._prompt_length)

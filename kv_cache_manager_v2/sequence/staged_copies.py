@@ -30,22 +30,16 @@ class StagedCopies:
 
     __slots__ = ("_shared", "_account", "_copies", "_digest_mark", "_mark")
 
-    _shared: Final[SharedState]
-    _account: Final[PageCounters | None]
-    """Counters of the sequence whose call it is."""
-    _copies: Final[list[tuple[SequenceState, int, Block]]]
-    """Of which sequence's block, by its ordinal, and the copy."""
-    _digest_mark: Final[i64]
-    """Mark of the decisions before the first copy."""
-    _mark: i64
-    """Mark of the timeline after the copies."""
-
     def __init__(self, shared: SharedState, account: PageCounters | None) -> None:
-        self._shared = shared
-        self._account = account
-        self._copies = []
-        self._digest_mark = shared.storage.digest.mark()
-        self._mark = 0
+        self._shared: Final = shared
+        self._account: Final = account
+        """Counters of the sequence whose call it is."""
+        self._copies: Final[list[tuple[SequenceState, int, Block]]] = []
+        """Of which sequence's block, by its ordinal, and the copy."""
+        self._digest_mark: Final[i64] = shared.storage.digest.mark()
+        """Mark of the decisions before the first copy."""
+        self._mark: i64 = 0
+        """Mark of the timeline after the copies."""
 
     def add(self, state: SequenceState, ordinals: list[int], priorities: list[int]) -> None:
         """``priorities``: for each block, one entry per life cycle; empty: the default."""

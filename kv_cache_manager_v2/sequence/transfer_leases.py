@@ -32,19 +32,13 @@ class TransferLeaseState:
 
     __slots__ = ("number", "sequence_id", "private_blocks", "pages", "slots")
 
-    number: Final[int]
-    sequence_id: Final[int]
-    private_blocks: Final[list[Block]]
-    """Those that were private when the lease was made, which is one more owner of each (`block_owners`)."""
-    pages: Final[list[list[int]]]
-    slots: Final[list[list[int]]]
-
     def __init__(self, number: int, sequence_id: int, num_life_cycles: i64) -> None:
-        self.number = number
-        self.sequence_id = sequence_id
-        self.private_blocks = []
-        self.pages = [[] for _ in range(num_life_cycles)]
-        self.slots = [[] for _ in range(num_life_cycles)]
+        self.number: Final = number
+        self.sequence_id: Final = sequence_id
+        self.private_blocks: Final[list[Block]] = []
+        """Those that were private when the lease was made, which is one more owner of each (`block_owners`)."""
+        self.pages: Final[list[list[int]]] = [[] for _ in range(num_life_cycles)]
+        self.slots: Final[list[list[int]]] = [[] for _ in range(num_life_cycles)]
 
 
 @final
@@ -54,17 +48,11 @@ class TransferLeases:
 
     __slots__ = ("_storage", "_tree", "_order", "_open", "_num_made")
 
-    _storage: Final[PageStorage]
-    _tree: Final[RadixTree]
-    _order: Final[StreamOrder]
-    _open: Final[dict[int, TransferLeaseState]]
-    _num_made: int
-
     def __init__(self, storage: PageStorage, tree: RadixTree) -> None:
-        self._storage = storage
-        self._tree = tree
-        self._order = storage.order
-        self._open = {}
+        self._storage: Final = storage
+        self._tree: Final = tree
+        self._order: Final[StreamOrder] = storage.order
+        self._open: Final[dict[int, TransferLeaseState]] = {}
         self._num_made = 0
 
     def __len__(self) -> int:

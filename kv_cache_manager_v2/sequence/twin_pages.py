@@ -26,21 +26,15 @@ class TwinPages(TwinOwner):
 
     __slots__ = ("_storage", "_leases", "_twins_of", "_page_of", "_num_users")
 
-    _storage: Final[PageStorage]
-    _leases: Final[TransferLeases]
-    _twins_of: Final[dict[int, list[int]]]
-    """By published page, its twins, the oldest first."""
-    _page_of: Final[dict[int, int]]
-    """By twin, the published page."""
-    _num_users: Final[dict[int, int]]
-    """By twin, the sequences that use it: more than one after a fork."""
-
     def __init__(self, storage: PageStorage, leases: TransferLeases) -> None:
-        self._storage = storage
-        self._leases = leases
-        self._twins_of = {}
-        self._page_of = {}
-        self._num_users = {}
+        self._storage: Final = storage
+        self._leases: Final = leases
+        self._twins_of: Final[dict[int, list[int]]] = {}
+        """By published page, its twins, the oldest first."""
+        self._page_of: Final[dict[int, int]] = {}
+        """By twin, the published page."""
+        self._num_users: Final[dict[int, int]] = {}
+        """By twin, the sequences that use it: more than one after a fork."""
 
     def add(self, page: i64, twin: i64) -> None:
         """One more sequence keeps ``twin`` beside the locked ``page``."""

@@ -45,12 +45,9 @@ class UsageRecorder:
 
     __slots__ = ("total", "explainer")
 
-    total: Final[UsageCounters]
-    explainer: Final[MissExplainer]
-
     def __init__(self, storage: PageStorage, explainer: MissExplainer) -> None:
-        self.total = UsageCounters(storage.rows.num_life_cycles, storage.counters)
-        self.explainer = explainer
+        self.total: Final = UsageCounters(storage.rows.num_life_cycles, storage.counters)
+        self.explainer: Final = explainer
 
     def open_account(self, state: SequenceState, prompt_length: i64, is_counted: bool) -> None:
         """Count what the sequence does from here on; in the total too if ``is_counted``."""

@@ -31,17 +31,14 @@ class BlockTimes(Handle):
     """From the last use to the next prompt that finds it."""
     idle_times: Final[TimeHistogram]
     """From the last use to removal."""
-    _clock: Final[StatisticsClock]
-    _born: Final[dict[int, float]]
-    _used: Final[dict[int, float]]
 
     def __init__(self, clock: StatisticsClock) -> None:
         self.lifetimes = TimeHistogram(BOUNDS)
         self.reuse_gaps = TimeHistogram(BOUNDS)
         self.idle_times = TimeHistogram(BOUNDS)
-        self._clock = clock
-        self._born = {}
-        self._used = {}
+        self._clock: Final = clock
+        self._born: Final[dict[int, float]] = {}
+        self._used: Final[dict[int, float]] = {}
 
     def record_published(self, key: int) -> None:
         """The sampled block was published; called by the manager."""

@@ -15,17 +15,13 @@ class Demand:
 
     __slots__ = ("num_samples", "_means", "_weight")
 
-    num_samples: i64
-    """Samples since the start, or since `restart`."""
-    _means: vec[i64]
-    _weight: Final[i64]
-
     def __init__(self, num_pool_groups: int, smoothing: float) -> None:
         """``smoothing``: the weight of one sample, above 0 and at most 1."""
-        self.num_samples = 0
+        self.num_samples: i64 = 0
+        """Samples since the start, or since `restart`."""
         self._means = vec[i64]([0] * num_pool_groups)
         weight = int(smoothing * (1 << _SCALE_BITS))
-        self._weight = weight if weight > 0 else 1
+        self._weight: Final[i64] = weight if weight > 0 else 1
 
     def add(self, pool_group: i64, num_slots: i64) -> None:
         """Add to the present sample's need of a pool group; `end_sample` follows the last one."""

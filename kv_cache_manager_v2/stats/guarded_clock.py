@@ -26,13 +26,9 @@ class GuardedClock(StatisticsClock):
 
     _NAMES: ClassVar[str] = "a clock of this process"
 
-    _clock: Final[StatisticsClock]
-    _last: float
-    _has_failed: bool
-
     def __init__(self, clock: StatisticsClock) -> None:
-        self._clock = clock
-        self._last = NEVER
+        self._clock: Final = clock
+        self._last: float = NEVER
         self._has_failed = False
 
     def seconds(self) -> float:

@@ -13,17 +13,12 @@ from .usage_statistics import UsageStatistics
 class ManagerSnapshot:
     __slots__ = ("usage", "levels", "num_active", "num_suspended")
 
-    usage: Final[UsageStatistics | None]
-    """None with ``enable_stats=False``."""
-    levels: Final[list[list[StorageStatistics]]]
-    """By cache level, one for each pool group."""
-    num_active: Final[int]
-    num_suspended: Final[int]
-
     def __init__(
         self, usage: UsageStatistics | None, levels: list[list[StorageStatistics]], num_active: int, num_suspended: int
     ) -> None:
-        self.usage = usage
-        self.levels = levels
-        self.num_active = num_active
-        self.num_suspended = num_suspended
+        self.usage: Final = usage
+        """None with ``enable_stats=False``."""
+        self.levels: Final = levels
+        """By cache level, one for each pool group."""
+        self.num_active: Final = num_active
+        self.num_suspended: Final = num_suspended

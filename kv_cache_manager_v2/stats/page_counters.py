@@ -19,22 +19,16 @@ from .drop_reason import NUM_DROP_REASONS
 class PageCounters:
     __slots__ = ("num_levels", "num_pool_groups", "page_bytes", "copied_pages", "dropped_pages")
 
-    num_levels: Final[i64]
-    num_pool_groups: Final[i64]
-    page_bytes: Final[vec[i64]]
-    """[level][pool group]"""
-    copied_pages: Final[vec[i64]]
-    """[source level][target level][pool group]"""
-    dropped_pages: Final[vec[i64]]
-    """[level][pool group][reason]"""
-
     def __init__(self, num_levels: i64, page_bytes: vec[i64]) -> None:
         num_pool_groups = i64(len(page_bytes)) // num_levels
-        self.num_levels = num_levels
-        self.num_pool_groups = num_pool_groups
-        self.page_bytes = page_bytes
-        self.copied_pages = vec[i64]([0] * (num_levels * num_levels * num_pool_groups))
-        self.dropped_pages = vec[i64]([0] * (num_levels * num_pool_groups * NUM_DROP_REASONS))
+        self.num_levels: Final = num_levels
+        self.num_pool_groups: Final[i64] = num_pool_groups
+        self.page_bytes: Final = page_bytes
+        """[level][pool group]"""
+        self.copied_pages: Final = vec[i64]([0] * (num_levels * num_levels * num_pool_groups))
+        """[source level][target level][pool group]"""
+        self.dropped_pages: Final = vec[i64]([0] * (num_levels * num_pool_groups * NUM_DROP_REASONS))
+        """[level][pool group][reason]"""
 
     def record_copied(
         self, source_level: i64, target_level: i64, pool_group: i64, num_pages: i64, account: PageCounters | None = None

@@ -40,28 +40,18 @@ NUM_CALL_COUNTS: Final = 5
 class UsageCounters:
     __slots__ = ("num_layer_groups", "num_levels", "hits_at", "misses_at", "calls_at", "counts", "peak_pages", "recent_peaks", "pages")
 
-    num_layer_groups: Final[i64]
-    num_levels: Final[i64]
-    hits_at: Final[i64]
-    misses_at: Final[i64]
-    calls_at: Final[i64]
-    counts: Final[vec[i64]]
-    peak_pages: Final[vec[i64]]
-    """Per layer group the most pages that one sequence had at one time."""
-    recent_peaks: vec[i64]
-    """The peaks since `take_recent_peaks`."""
-    pages: Final[PageCounters]
-
     def __init__(self, num_layer_groups: i64, pages: PageCounters) -> None:
-        self.num_layer_groups = num_layer_groups
-        self.num_levels = pages.num_levels
-        self.hits_at = num_layer_groups * NUM_BLOCK_COUNTS
-        self.misses_at = self.hits_at + pages.num_levels
-        self.calls_at = self.misses_at + NUM_MISS_CAUSES
-        self.counts = vec[i64]([0] * (self.calls_at + NUM_CALL_COUNTS))
-        self.peak_pages = vec[i64]([0] * num_layer_groups)
+        self.num_layer_groups: Final = num_layer_groups
+        self.num_levels: Final[i64] = pages.num_levels
+        self.hits_at: Final[i64] = num_layer_groups * NUM_BLOCK_COUNTS
+        self.misses_at: Final[i64] = self.hits_at + pages.num_levels
+        self.calls_at: Final[i64] = self.misses_at + NUM_MISS_CAUSES
+        self.counts: Final = vec[i64]([0] * (self.calls_at + NUM_CALL_COUNTS))
+        self.peak_pages: Final = vec[i64]([0] * num_layer_groups)
+        """Per layer group the most pages that one sequence had at one time."""
         self.recent_peaks = vec[i64]([0] * num_layer_groups)
-        self.pages = pages
+        """The peaks since `take_recent_peaks`."""
+        self.pages: Final = pages
 
     def add_blocks(self, layer_group: i64, kind: i64, number: i64) -> None:
         at = layer_group * NUM_BLOCK_COUNTS + kind
@@ -102,24 +92,17 @@ class SequenceCounters:
 
     __slots__ = ("usage", "total", "prompt_length", "is_in_total", "num_counted_blocks", "num_lost")
 
-    usage: Final[UsageCounters]
-    total: Final[UsageCounters | None]
-    """The manager's counters; None if the sequence is excluded."""
-    prompt_length: Final[i64]
-    """Blocks that begin at this token or later are generated."""
-    is_in_total: bool
-    num_counted_blocks: i64
-    """The most blocks that were ever counted: those of a step that is taken back and done again count once."""
-    num_lost: i64
-    """Committed tokens that a disk could not read when the sequence needed them last."""
-
     def __init__(self, num_layer_groups: i64, pages: PageCounters, total: UsageCounters | None, prompt_length: i64) -> None:
-        self.usage = UsageCounters(num_layer_groups, PageCounters(pages.num_levels, pages.page_bytes))
-        self.total = total
-        self.prompt_length = prompt_length
+        self.usage: Final = UsageCounters(num_layer_groups, PageCounters(pages.num_levels, pages.page_bytes))
+        self.total: Final = total
+        """The manager's counters; None if the sequence is excluded."""
+        self.prompt_length: Final = prompt_length
+        """Blocks that begin at this token or later are generated."""
         self.is_in_total = False
-        self.num_counted_blocks = 0
-        self.num_lost = 0
+        self.num_counted_blocks: i64 = 0
+        """The most blocks that were ever counted: those of a step that is taken back and done again count once."""
+        self.num_lost: i64 = 0
+        """Committed tokens that a disk could not read when the sequence needed them last."""
 
     def make_fork(self) -> SequenceCounters:
         """The counters of a fork: not a request of its own, and everything it has so far is its parent's."""

@@ -36,14 +36,10 @@ from .usage_statistics import (
 class UsageSnapshot:
     __slots__ = ("counts", "copied_pages", "dropped_pages")
 
-    counts: Final[vec[i64]]
-    copied_pages: Final[vec[i64]]
-    dropped_pages: Final[vec[i64]]
-
     def __init__(self, counters: UsageCounters) -> None:
-        self.counts = counters.counts[:]
-        self.copied_pages = counters.pages.copied_pages[:]
-        self.dropped_pages = counters.pages.dropped_pages[:]
+        self.counts: Final[vec[i64]] = counters.counts[:]
+        self.copied_pages: Final[vec[i64]] = counters.pages.copied_pages[:]
+        self.dropped_pages: Final[vec[i64]] = counters.pages.dropped_pages[:]
 
 
 def compute_usage(

@@ -27,15 +27,11 @@ class BounceSlots:
 
     __slots__ = ("_device", "_packer", "_ranges")
 
-    _device: Final[Device]
-    _packer: Final[PagePacker | None]
-    _ranges: Final[list[list[MemoryRange]]]
-    """By pool group and pool; with a packer, two for packed pages behind them."""
-
     def __init__(self, device: Device, packer: PagePacker | None) -> None:
-        self._device = device
-        self._packer = packer
-        self._ranges = []
+        self._device: Final = device
+        self._packer: Final = packer
+        self._ranges: Final[list[list[MemoryRange]]] = []
+        """By pool group and pool; with a packer, two for packed pages behind them."""
 
     def open(self, slot_bytes: list[tuple[int, ...]]) -> None:
         try:

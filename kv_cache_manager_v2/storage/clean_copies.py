@@ -33,13 +33,10 @@ class _Lines:
 
     __slots__ = ("_links", "_num_rings")
 
-    _links: Final[WordColumn]
-    """By ring, then by page: the node after it (bits 0-31) | the node before it (32-62)."""
-    _num_rings: Final[i64]
-
     def __init__(self, rows: PageRows, num_rings: int) -> None:
-        self._links = rows.add_words(0, num_before=num_rings)
-        self._num_rings = num_rings
+        self._links: Final[WordColumn] = rows.add_words(0, num_before=num_rings)
+        """By ring, then by page: the node after it (bits 0-31) | the node before it (32-62)."""
+        self._num_rings: Final[i64] = num_rings
         for ring in range(num_rings):
             self._links.words[ring] = ring | (ring << 32)
 
@@ -108,30 +105,21 @@ class CleanCopies:
 
     __slots__ = ("num_copies", "_rows", "_order", "_allocators", "_num_pool_groups", "_lines", "_places", "_read_points")
 
-    num_copies: i64
-    _rows: Final[PageRows]
-    _order: Final[StreamOrder]
-    _allocators: Final[list[SlotAllocator]]
-    _num_pool_groups: Final[i64]
-    _lines: Final[_Lines | None]
-    """By index, level and pool group. Without a second level there is no copy, and nothing is kept of pages."""
-    _places: Final[WordColumn]
-    """By page: slot (bits 0-31) | index."""
-    _read_points: Final[WordColumn]
-    """By page."""
-
     def __init__(
         self, rows: PageRows, order: StreamOrder, allocators: list[SlotAllocator], num_pool_groups: i64, num_levels: int
     ) -> None:
-        self.num_copies = 0
-        self._rows = rows
-        self._order = order
-        self._allocators = allocators
-        self._num_pool_groups = num_pool_groups
+        self.num_copies: i64 = 0
+        self._rows: Final = rows
+        self._order: Final = order
+        self._allocators: Final = allocators
+        self._num_pool_groups: Final = num_pool_groups
         has_copies = num_levels > 1
-        self._lines = _Lines(rows, num_levels * int(num_pool_groups)) if has_copies else None
-        self._places = rows.add_words(_NO_COPY) if has_copies else WordColumn(_NO_COPY)
-        self._read_points = rows.add_words(NO_POINT) if has_copies else WordColumn(NO_POINT)
+        self._lines: Final[_Lines | None] = _Lines(rows, num_levels * int(num_pool_groups)) if has_copies else None
+        """By index, level and pool group. Without a second level there is no copy, and nothing is kept of pages."""
+        self._places: Final[WordColumn] = rows.add_words(_NO_COPY) if has_copies else WordColumn(_NO_COPY)
+        """By page: slot (bits 0-31) | index."""
+        self._read_points: Final[WordColumn] = rows.add_words(NO_POINT) if has_copies else WordColumn(NO_POINT)
+        """By page."""
 
     def has_copy(self, page: i64) -> bool:
         places = self._places.words

@@ -32,21 +32,14 @@ class ClosedLevels:
 
     __slots__ = ("first", "has_disks", "_device", "_pool_groups", "_num_pool_groups", "_reasons")
 
-    first: i64
-    has_disks: Final[bool]
-    _device: Final[Device]
-    _pool_groups: Final[list[PoolGroup]]
-    _num_pool_groups: Final[int]
-    _reasons: Final[dict[int, str]]
-
     def __init__(self, device: Device, pool_groups: list[PoolGroup], num_pool_groups: int) -> None:
         """``pool_groups`` of all levels, of which there are as many as there ever will be."""
-        self.first = len(pool_groups) // num_pool_groups
-        self.has_disks = any([group.tier == CacheTier.DISK for group in pool_groups])
-        self._device = device
-        self._pool_groups = pool_groups
-        self._num_pool_groups = num_pool_groups
-        self._reasons = {}
+        self.first: i64 = len(pool_groups) // num_pool_groups
+        self.has_disks: Final[bool] = any([group.tier == CacheTier.DISK for group in pool_groups])
+        self._device: Final = device
+        self._pool_groups: Final = pool_groups
+        self._num_pool_groups: Final = num_pool_groups
+        self._reasons: Final[dict[int, str]] = {}
 
     def look(self) -> None:
         """See whether a disk has failed since this was asked last. Waits for nothing."""

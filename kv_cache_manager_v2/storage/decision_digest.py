@@ -27,10 +27,8 @@ PLANNED: Final = 7
 class DecisionDigest:
     __slots__ = ("_value",)
 
-    _value: i64
-
     def __init__(self) -> None:
-        self._value = 0
+        self._value: i64 = 0
 
     def mark(self) -> i64:
         """For `roll_back`: where the digest is before a call that may be undone."""

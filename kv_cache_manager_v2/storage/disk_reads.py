@@ -38,19 +38,13 @@ class _Read:
 
     __slots__ = ("point", "pages", "level", "source", "slots")
 
-    point: Final[int]
-    pages: Final[dict[int, int]]
-    """Each with the slot that it was read from, or less than 0 for a copy of such a page."""
-    level: Final[int]
-    source: Final[PoolGroup]
-    slots: Final[list[int]]
-
     def __init__(self, point: i64, level: i64, source: PoolGroup) -> None:
-        self.point = point
-        self.pages = {}
-        self.level = level
-        self.source = source
-        self.slots = []
+        self.point: Final[int] = point
+        self.pages: Final[dict[int, int]] = {}
+        """Each with the slot that it was read from, or less than 0 for a copy of such a page."""
+        self.level: Final[int] = level
+        self.source: Final = source
+        self.slots: Final[list[int]] = []
 
     def list_failed(self, error: StorageIOError) -> list[int]:
         """Its pages that may not have their bytes: those in the slots of the failed read, and copies of these; all, if the error does
@@ -79,37 +73,25 @@ class DiskReads:
 
     __slots__ = ("is_idle", "lost", "repairs", "counted", "_uncounted", "_told", "_device", "_order", "_changes", "_reads", "_corrupt")
 
-    is_idle: bool
-    lost: Final[dict[int, str]]
-    """Each lost page, and where it could not be read from and why."""
-    repairs: Final[dict[int, int]]
-    """By timeline, the point after the latest copy there that gave a doubtful or lost page its bytes: a sequence that awaited reads waits
-    for these too, before it goes on with the page."""
-    counted: Final[set[int]]
-    """Pages of which a failed read was counted: they are not once more when they are dropped. Some are on their disk still."""
-    _uncounted: dict[int, int]
-    """By page, the level that could not read it; until `take_uncounted`."""
-    _told: Final[set[int]]
-    """Levels whose failure is in the log."""
-    _device: Final[Device]
-    _order: Final[StreamOrder]
-    _changes: Final[ChangeCount]
-    _reads: list[_Read]
-    _corrupt: Final[set[int]]
-    """Of the lost pages, those that the disk gave other bytes for: it has no better ones, so reading again is of no use."""
-
     def __init__(self, device: Device, order: StreamOrder, changes: ChangeCount) -> None:
         self.is_idle = True
-        self.lost = {}
-        self.repairs = {}
-        self.counted = set()
-        self._uncounted = {}
-        self._told = set()
-        self._device = device
-        self._order = order
-        self._changes = changes
-        self._reads = []
-        self._corrupt = set()
+        self.lost: Final[dict[int, str]] = {}
+        """Each lost page, and where it could not be read from and why."""
+        self.repairs: Final[dict[int, int]] = {}
+        """By timeline, the point after the latest copy there that gave a doubtful or lost page its bytes: a sequence that awaited reads
+        waits for these too, before it goes on with the page."""
+        self.counted: Final[set[int]] = set()
+        """Pages of which a failed read was counted: they are not once more when they are dropped. Some are on their disk still."""
+        self._uncounted: dict[int, int] = {}
+        """By page, the level that could not read it; until `take_uncounted`."""
+        self._told: Final[set[int]] = set()
+        """Levels whose failure is in the log."""
+        self._device: Final = device
+        self._order: Final = order
+        self._changes: Final = changes
+        self._reads: list[_Read] = []
+        self._corrupt: Final[set[int]] = set()
+        """Of the lost pages, those that the disk gave other bytes for: it has no better ones, so reading again is of no use."""
 
     def record(self, point: i64, level: i64, source: PoolGroup, pages: vec[i64], slots: vec[i64], count: i64) -> None:
         """These pages are read from those slots of a disk; done or failed at ``point``."""

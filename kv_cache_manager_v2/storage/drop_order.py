@@ -32,16 +32,12 @@ MOST_STEPS: Final = 64
 class DropOrder:
     __slots__ = ("victim", "goes_alone", "_storage")
 
-    victim: i64
-    """The page that the latest `find_level` has found."""
-    goes_alone: bool
-    """Not with the next ones of its level: it is not the first there, or pages on other levels go with it."""
-    _storage: Final[PageStorage]
-
     def __init__(self, storage: PageStorage) -> None:
-        self.victim = NO_VICTIM
+        self.victim: i64 = NO_VICTIM
+        """The page that the latest `find_level` has found."""
         self.goes_alone = False
-        self._storage = storage
+        """Not with the next ones of its level: it is not the first there, or pages on other levels go with it."""
+        self._storage: Final = storage
 
     def find_level(self, first: i64, last: i64, pool_group: i64) -> i64:
         """The level, from ``first`` to ``last``, whose next page to drop is of least value, of equal ones the coldest; NO_LEVEL

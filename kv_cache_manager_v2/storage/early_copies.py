@@ -32,26 +32,19 @@ _logger: Final = PackageLog("kv_cache_manager_v2")
 class EarlyCopies:
     __slots__ = ("_storage", "_room", "_min_offload_priority", "_target", "_put_off", "_is_put_off")
 
-    _storage: Final[PageStorage]
-    _room: Final[SlotReclaimer]
-    _min_offload_priority: Final[i64]
-    """Pages of a lower priority are not copied: they would be dropped rather than offloaded."""
-    _target: Final[i64]
-    """The level that gets the copies."""
-    _put_off: vec[i64]
-    """Pages to be copied, in the order in which they were published; since then a row may have become another page's."""
-    _is_put_off: Final[WordColumn]
-    """By page: 1 for those. Has entries where the target is durable."""
-
     def __init__(self, storage: PageStorage, room: SlotReclaimer, min_offload_priority: i64) -> None:
-        self._storage = storage
-        self._room = room
-        self._min_offload_priority = min_offload_priority
+        self._storage: Final = storage
+        self._room: Final = room
+        self._min_offload_priority: Final = min_offload_priority
+        """Pages of a lower priority are not copied: they would be dropped rather than offloaded."""
         is_durable = storage.durable is not None and not storage.durable.is_read_only
         # One that is only read is level 1 too, where copies are made early.
-        self._target = storage.durable.index if storage.durable is not None else 1
+        self._target: Final[i64] = storage.durable.index if storage.durable is not None else 1
+        """The level that gets the copies."""
         self._put_off = vec[i64]()
-        self._is_put_off = storage.rows.add_words(0) if is_durable else WordColumn(0)
+        """Pages to be copied, in the order in which they were published; since then a row may have become another page's."""
+        self._is_put_off: Final[WordColumn] = storage.rows.add_words(0) if is_durable else WordColumn(0)
+        """By page: 1 for those. Has entries where the target is durable."""
 
     def offload_copies(self, pages: vec[i64]) -> None:
         """Copy those of the published pages that lie above the level of copies and have none; never fails for want of room."""

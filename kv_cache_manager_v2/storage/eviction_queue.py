@@ -18,14 +18,10 @@ from .victim_queue import NO_VICTIM, NUM_PRIORITIES, VictimQueue
 class EvictionQueue(VictimQueue):
     __slots__ = ("_rows", "_first_sentinel", "_lowest")
 
-    _rows: Final[PageRows]
-    _first_sentinel: Final[i64]
-    _lowest: i64  # no page of a lower priority is queued
-
     def __init__(self, rows: PageRows, first_sentinel: i64) -> None:
-        self._rows = rows
-        self._first_sentinel = first_sentinel
-        self._lowest = NUM_PRIORITIES - 1
+        self._rows: Final = rows
+        self._first_sentinel: Final = first_sentinel
+        self._lowest: i64 = NUM_PRIORITIES - 1  # no page of a lower priority is queued
         self.num_pages = 0
         words = rows.words
         for sentinel in range(first_sentinel, first_sentinel + NUM_PRIORITIES):

@@ -18,14 +18,6 @@ class LevelSlots:
 
     __slots__ = ("tier", "path", "num_slots", "eviction_policy", "durable", "_config")
 
-    tier: Final[CacheTier]
-    path: Final[str | None]
-    num_slots: Final[tuple[int, ...]]
-    eviction_policy: Final[EvictionPolicy]
-    durable: DurableLevel | None
-    """The level that outlives the process; None if nothing does."""
-    _config: Final[CacheTierConfig | None]
-
     def __init__(
         self,
         tier: CacheTier,
@@ -34,12 +26,13 @@ class LevelSlots:
         eviction_policy: EvictionPolicy = EvictionPolicy.LEARNED,
         config: CacheTierConfig | None = None,
     ) -> None:
-        self.tier = tier
-        self.path = path
-        self.num_slots = num_slots
-        self.eviction_policy = eviction_policy
-        self.durable = None
-        self._config = config
+        self.tier: Final = tier
+        self.path: Final = path
+        self.num_slots: Final = num_slots
+        self.eviction_policy: Final = eviction_policy
+        self.durable: DurableLevel | None = None
+        """The level that outlives the process; None if nothing does."""
+        self._config: Final = config
 
     @property
     def min_reuse_probability(self) -> float:

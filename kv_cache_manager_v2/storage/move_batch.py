@@ -30,21 +30,14 @@ _PAGES_PER_WEIGHTS: Final = 4096
 class MoveBatch:
     __slots__ = ("pages", "sources", "targets", "_storage", "_mover", "_order")
 
-    pages: vec[i64]
-    sources: vec[i64]
-    """The slot of each page, and below the one that it gets."""
-    targets: vec[i64]
-    _storage: Final[PageStorage]
-    _mover: Final[PageMover]
-    _order: Final[StreamOrder]
-
     def __init__(self, storage: PageStorage, mover: PageMover) -> None:
         self.pages = vec[i64]()
         self.sources = vec[i64]()
+        """The slot of each page, and below the one that it gets."""
         self.targets = vec[i64]()
-        self._storage = storage
-        self._mover = mover
-        self._order = storage.order
+        self._storage: Final = storage
+        self._mover: Final = mover
+        self._order: Final[StreamOrder] = storage.order
 
     def begin(self, count: i64 = 0) -> None:
         """``count``: so many calls of `add` take no memory."""

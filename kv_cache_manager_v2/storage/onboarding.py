@@ -34,32 +34,22 @@ class OnboardList:
         "num_pool_groups", "target_level", "first_closed", "pages", "here", "num_here", "num_below", "num_freed", "points"
     )  # fmt: skip
 
-    num_pool_groups: Final[i64]
-    target_level: Final[i64]
-    first_closed: Final[i64]
-    pages: Final[list[vec[i64]]]
-    """By index (level and pool group): those below the target level."""
-    here: Final[list[vec[i64]]]
-    """By pool group: those on the target level already, in a queue of victims."""
-    num_here: vec[i64]
-    num_below: vec[i64]
-    num_freed: vec[i64]
-    """Of ``num_below``, those whose slots others can go to once they are free: not on or below a closed level."""
-    points: vec[i64]
-    """After which all onboarded pages are there."""
-
     def __init__(self, storage: PageStorage, target_level: i64) -> None:
         num_pool_groups = storage.num_pool_groups
         num_levels = storage.num_levels
-        self.num_pool_groups = num_pool_groups
-        self.target_level = target_level
-        self.first_closed = storage.closed.first
-        self.pages = [vec[i64]() for _ in range(num_pool_groups * num_levels)]
-        self.here = [vec[i64]() for _ in range(num_pool_groups)]
+        self.num_pool_groups: Final[i64] = num_pool_groups
+        self.target_level: Final = target_level
+        self.first_closed: Final[i64] = storage.closed.first
+        self.pages: Final[list[vec[i64]]] = [vec[i64]() for _ in range(num_pool_groups * num_levels)]
+        """By index (level and pool group): those below the target level."""
+        self.here: Final[list[vec[i64]]] = [vec[i64]() for _ in range(num_pool_groups)]
+        """By pool group: those on the target level already, in a queue of victims."""
         self.num_here = vec[i64]([0] * int(num_pool_groups))
         self.num_below = vec[i64]([0] * int(num_pool_groups))
         self.num_freed = vec[i64]([0] * int(num_pool_groups))
+        """Of ``num_below``, those whose slots others can go to once they are free: not on or below a closed level."""
         self.points = vec[i64]()
+        """After which all onboarded pages are there."""
 
     def add(self, page: i64, level: i64, pool_group: i64, is_queued: bool) -> None:
         if level > self.target_level:
@@ -85,19 +75,13 @@ class OnboardList:
 class Onboarding:
     __slots__ = ("failed", "_storage", "_room", "_mover", "_order")
 
-    failed: list[int]
-    """Pages that a disk could not read when the latest `bring_up` raised its error."""
-    _storage: Final[PageStorage]
-    _room: Final[SlotReclaimer]
-    _mover: Final[PageMover]
-    _order: Final[StreamOrder]
-
     def __init__(self, storage: PageStorage, room: SlotReclaimer, mover: PageMover) -> None:
-        self.failed = []
-        self._storage = storage
-        self._room = room
-        self._mover = mover
-        self._order = storage.order
+        self.failed: list[int] = []
+        """Pages that a disk could not read when the latest `bring_up` raised its error."""
+        self._storage: Final = storage
+        self._room: Final = room
+        self._mover: Final = mover
+        self._order: Final[StreamOrder] = storage.order
 
     def bring_up(self, wanted: OnboardList, extra: vec[i64], verify: bool, account: PageCounters | None) -> None:
         """Bring all listed pages to the target level and have ``extra`` slots per pool group free there besides.

@@ -61,21 +61,14 @@ class PageFiller:
 
     __slots__ = ("_device", "_order", "_pool_groups", "_value", "_stream", "_timeline")
 
-    _device: Final[Device]
-    _order: Final[StreamOrder]
-    _pool_groups: Final[list[PoolGroup]]
-    _value: Final[int]
-    _stream: int
-    _timeline: i64
-
     def __init__(self, device: Device, order: StreamOrder, pool_groups: list[PoolGroup], pattern: DebugFill) -> None:
         assert pool_groups[0].tier == CacheTier.GPU_MEM, "only level 0 can be filled"
-        self._device = device
-        self._order = order
-        self._pool_groups = pool_groups
-        self._value = int(pattern)
+        self._device: Final = device
+        self._order: Final = order
+        self._pool_groups: Final = pool_groups
+        self._value: Final = int(pattern)
         self._stream = 0
-        self._timeline = _NO_TIMELINE
+        self._timeline: i64 = _NO_TIMELINE
 
     def fill_fresh(self, pool_group: i64, slot: i64, timeline: i64) -> None:
         """A slot that is handed out, and may be touched on that timeline."""

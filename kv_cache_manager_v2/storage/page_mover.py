@@ -33,19 +33,6 @@ class PageMover:
         "_packer", "_times",
     )  # fmt: skip
 
-    _device: Final[Device]
-    _order: Final[StreamOrder]
-    _pool_groups: Final[list[PoolGroup]]
-    _num_pool_groups: Final[i64]
-    _num_levels: Final[i64]
-    _timelines: vec[i64]
-    """By source level * number of levels + target level."""
-    _streams: Final[list[int]]
-    _bounce: Final[BounceSlots]
-    _packer: Final[PagePacker | None]
-    _times: TransferTimes | None
-    """None: transfers are not timed."""
-
     def __init__(
         self,
         device: Device,
@@ -55,16 +42,18 @@ class PageMover:
         num_levels: i64,
         packer: PagePacker | None = None,
     ) -> None:
-        self._device = device
-        self._order = order
-        self._pool_groups = pool_groups
-        self._num_pool_groups = num_pool_groups
-        self._num_levels = num_levels
+        self._device: Final = device
+        self._order: Final = order
+        self._pool_groups: Final = pool_groups
+        self._num_pool_groups: Final = num_pool_groups
+        self._num_levels: Final = num_levels
         self._timelines = vec[i64]([_NO_TIMELINE] * int(num_levels * num_levels))
-        self._streams = []
-        self._bounce = BounceSlots(device, packer)
-        self._packer = packer
-        self._times = None
+        """By source level * number of levels + target level."""
+        self._streams: Final[list[int]] = []
+        self._bounce: Final = BounceSlots(device, packer)
+        self._packer: Final = packer
+        self._times: TransferTimes | None = None
+        """None: transfers are not timed."""
 
     def time_transfers(self) -> TransferTimes:
         """From now on time what goes from one level to another; what goes through a bounce slot excepted."""

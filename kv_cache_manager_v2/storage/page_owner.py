@@ -88,10 +88,8 @@ class OwnerKeys(ContentKeys):
 
     __slots__ = ("owner",)
 
-    owner: PageOwner | None
-
     def __init__(self) -> None:
-        self.owner = None
+        self.owner: PageOwner | None = None
 
     def content_key(self, page: i64) -> i64:
         owner = self.owner

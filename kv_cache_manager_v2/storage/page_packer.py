@@ -73,20 +73,14 @@ class PagePacker:
 
     __slots__ = ("_codec", "_device", "_variants", "_rows", "_staging")
 
-    _codec: Final[ColdPageCodec]
-    _device: Final[Device]
-    _variants: Final[list[SlotDescVariant]]
-    """By life cycle."""
-    _rows: Final[PageRows]
-    _staging: Final[dict[int, MemoryRange]]
-    """By level, upwards as the number and downwards as its negative."""
-
     def __init__(self, codec: ColdPageCodec, device: Device, layout: SlotLayout, rows: PageRows) -> None:
-        self._codec = codec
-        self._device = device
-        self._variants = layout.slot_variants()
-        self._rows = rows
-        self._staging = {}
+        self._codec: Final = codec
+        self._device: Final = device
+        self._variants: Final[list[SlotDescVariant]] = layout.slot_variants()
+        """By life cycle."""
+        self._rows: Final = rows
+        self._staging: Final[dict[int, MemoryRange]] = {}
+        """By level, upwards as the number and downwards as its negative."""
 
     def move_down(
         self, stream: int, pages: vec[i64], high: PoolGroup, high_slots: vec[i64], low: PoolGroup, low_addresses: vec[i64], level: i64

@@ -111,16 +111,11 @@ class WordColumn(RowColumn):
 
     __slots__ = ("words", "_empty", "_is_per_block", "_num_before")
 
-    words: vec[i64]
-    _empty: Final[i64]
-    _is_per_block: Final[bool]
-    _num_before: Final[i64]
-
     def __init__(self, empty: i64, is_per_block: bool = False, num_before: i64 = 0) -> None:
         self.words = vec[i64]([empty] * num_before)
-        self._empty = empty
-        self._is_per_block = is_per_block
-        self._num_before = num_before
+        self._empty: Final = empty
+        self._is_per_block: Final = is_per_block
+        self._num_before: Final = num_before
 
     def reserve(self, num_rows: i64, num_blocks: i64) -> None:
         count = self._num_before + (num_blocks if self._is_per_block else num_rows)
@@ -138,24 +133,16 @@ class PageRows:
 
     __slots__ = ("words", "num_life_cycles", "first_page_of_blocks", "block_shift", "_num_rows", "_num_reserved", "_columns")
 
-    words: vec[i64]
-    num_life_cycles: Final[i64]
-    first_page_of_blocks: Final[i64]
-    block_shift: Final[i64]
-    """The number of life cycles as a power of two, else `NO_SHIFT`: a division costs more than all else of `block_number`."""
-    _num_rows: i64
-    _num_reserved: i64
-    """Blocks that there were addresses for at the last `reserve`, or asked for in vain."""
-    _columns: Final[list[RowColumn]]
-
     def __init__(self, num_life_cycles: i64, num_sentinels: i64) -> None:
-        self.num_life_cycles = num_life_cycles
-        self.first_page_of_blocks = num_sentinels
+        self.num_life_cycles: Final = num_life_cycles
+        self.first_page_of_blocks: Final = num_sentinels
         self._num_rows = num_sentinels
-        self._num_reserved = 0
-        self._columns = []
+        self._num_reserved: i64 = 0
+        """Blocks that there were addresses for at the last `reserve`, or asked for in vain."""
+        self._columns: Final[list[RowColumn]] = []
         exponent = int(num_life_cycles).bit_length() - 1
-        self.block_shift = exponent if num_life_cycles == 1 << exponent else NO_SHIFT
+        self.block_shift: Final[i64] = exponent if num_life_cycles == 1 << exponent else NO_SHIFT
+        """The number of life cycles as a power of two, else `NO_SHIFT`: a division costs more than all else of `block_number`."""
         self.words = vec[i64]([NO_PAGE] * (num_sentinels * ROW_WORDS))
 
     def reserve(self, num_blocks: i64) -> None:

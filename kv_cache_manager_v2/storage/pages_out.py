@@ -24,30 +24,21 @@ from .page_storage import PageStorage
 class PagesOut:
     __slots__ = ("stream", "last", "_device", "_order", "_storage", "_timeline", "_batches", "_indices", "_slots", "_count")
 
-    stream: Final[int]
-    last: i64
-    """The point behind all copies so far."""
-    _device: Final[Device]
-    _order: Final[StreamOrder]
-    _storage: Final[PageStorage]
     _timeline: Final[i64]
-    _batches: Final[list[CopyBatch]]
-    """One for each tier and size of pool slots."""
-    _indices: vec[i64]
-    _slots: vec[i64]
-    """Where the collected pages are: the first ``_count`` of both."""
-    _count: i64
 
     def __init__(self, storage: PageStorage) -> None:
-        self._device = storage.device
-        self._order = storage.order
-        self._storage = storage
-        self._batches = []
+        self._device: Final[Device] = storage.device
+        self._order: Final[StreamOrder] = storage.order
+        self._storage: Final = storage
+        self._batches: Final[list[CopyBatch]] = []
+        """One for each tier and size of pool slots."""
         self._indices = vec[i64]()
         self._slots = vec[i64]()
-        self._count = 0
-        self.last = NO_POINT
-        self.stream = storage.device.create_stream()
+        """Where the collected pages are: the first ``_count`` of both."""
+        self._count: i64 = 0
+        self.last: i64 = NO_POINT
+        """The point behind all copies so far."""
+        self.stream: Final[int] = storage.device.create_stream()
         try:
             self._timeline = storage.order.enter(self.stream, True)
         except BaseException:

@@ -26,29 +26,18 @@ NOT_MOVED: Final = -1
 class PoolResizer:
     __slots__ = ("_storage", "_count", "_room", "_mover", "_order", "limit", "moved_to", "_pages", "_sources", "_targets")
 
-    _storage: Final[PageStorage]
-    _count: Final[RoomCount]
-    _room: Final[SlotReclaimer]
-    _mover: Final[PageMover]
-    _order: Final[StreamOrder]
-    limit: i64
-    """The limit of the latest `relocate`: the first slot behind the new end."""
-    moved_to: vec[i64]
-    """By slot from ``limit`` on: where its page moved, or NOT_MOVED."""
-    _pages: vec[i64]
-    """The pages that moved, from where, to where."""
-    _sources: vec[i64]
-    _targets: vec[i64]
-
     def __init__(self, storage: PageStorage, count: RoomCount, room: SlotReclaimer, mover: PageMover) -> None:
-        self._storage = storage
-        self._count = count
-        self._room = room
-        self._mover = mover
-        self._order = storage.order
-        self.limit = 0
+        self._storage: Final = storage
+        self._count: Final = count
+        self._room: Final = room
+        self._mover: Final = mover
+        self._order: Final[StreamOrder] = storage.order
+        self.limit: i64 = 0
+        """The limit of the latest `relocate`: the first slot behind the new end."""
         self.moved_to = vec[i64]()
+        """By slot from ``limit`` on: where its page moved, or NOT_MOVED."""
         self._pages = vec[i64]()
+        """The pages that moved, from where, to where."""
         self._sources = vec[i64]()
         self._targets = vec[i64]()
 

@@ -40,12 +40,9 @@ def announce_slots(storage: PageStorage) -> None:
 class RoomCount:
     __slots__ = ("_storage", "_nothing")
 
-    _storage: Final[PageStorage]
-    _nothing: Final[vec[i64]]
-
     def __init__(self, storage: PageStorage) -> None:
-        self._storage = storage
-        self._nothing = vec[i64]([0] * storage.num_pool_groups)
+        self._storage: Final = storage
+        self._nothing: Final = vec[i64]([0] * storage.num_pool_groups)
 
     def find_refusal(self, needed: vec[i64]) -> bool:
         """Whether ``needed`` slots of level 0 per pool group are not to be had; notes why."""

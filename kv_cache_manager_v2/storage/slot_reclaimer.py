@@ -63,25 +63,17 @@ class SlotReclaimer:
 
     __slots__ = ("moves", "_storage", "_mover", "_order", "_min_offload_priority", "_drops", "_line")
 
-    moves: Final[MoveBatch]
-    """The batch of all that moves pages: there is one at a time."""
-    _storage: Final[PageStorage]
-    _mover: Final[PageMover]
-    _order: Final[StreamOrder]
-    _min_offload_priority: Final[i64]
-    """Droppable pages of a lower priority are dropped rather than offloaded."""
-    _drops: Final[DropOrder]
-    _line: Final[vec[i64]]
-    """Room for victims that are listed."""
-
     def __init__(self, storage: PageStorage, mover: PageMover, min_offload_priority: i64) -> None:
-        self.moves = MoveBatch(storage, mover)
-        self._storage = storage
-        self._mover = mover
-        self._order = storage.order
-        self._min_offload_priority = min_offload_priority
-        self._drops = DropOrder(storage)
-        self._line = vec[i64]([NO_PAGE] * _MOST_LISTED)
+        self.moves: Final = MoveBatch(storage, mover)
+        """The batch of all that moves pages: there is one at a time."""
+        self._storage: Final = storage
+        self._mover: Final = mover
+        self._order: Final[StreamOrder] = storage.order
+        self._min_offload_priority: Final = min_offload_priority
+        """Droppable pages of a lower priority are dropped rather than offloaded."""
+        self._drops: Final = DropOrder(storage)
+        self._line: Final = vec[i64]([NO_PAGE] * _MOST_LISTED)
+        """Room for victims that are listed."""
 
     def make_room(self, needed: vec[i64], account: PageCounters | None) -> None:
         """Make ``needed`` slots per pool group of level 0 free; `RoomCount` has said that they are to be had.

@@ -26,26 +26,17 @@ from .page_fill import PageFiller
 class SlotStore:
     __slots__ = ("pool_groups", "allocators", "num_locked", "filler", "_device", "_order", "_layout", "_digest")
 
-    pool_groups: Final[list[PoolGroup]]
-    allocators: Final[list[SlotAllocator]]
-    num_locked: vec[i64]
-    """Pages with a lock and scratch slots, per pool group."""
-    filler: PageFiller | None
-    """None unless slots are filled with a debug pattern as they are handed out."""
-    _device: Final[Device]
-    _order: Final[StreamOrder]
-    _layout: Final[SlotLayout]
-    _digest: Final[DecisionDigest]
-
     def __init__(self, device: Device, order: StreamOrder, layout: SlotLayout, digest: DecisionDigest) -> None:
-        self.pool_groups = []
-        self.allocators = []
+        self.pool_groups: Final[list[PoolGroup]] = []
+        self.allocators: Final[list[SlotAllocator]] = []
         self.num_locked = vec[i64]([0] * layout.num_pool_groups)
-        self.filler = None
-        self._device = device
-        self._order = order
-        self._layout = layout
-        self._digest = digest
+        """Pages with a lock and scratch slots, per pool group."""
+        self.filler: PageFiller | None = None
+        """None unless slots are filled with a debug pattern as they are handed out."""
+        self._device: Final = device
+        self._order: Final = order
+        self._layout: Final = layout
+        self._digest: Final = digest
 
     def add_level(self, level: LevelSlots, num_null_slots: int) -> None:
         max_bytes = level.compute_max_bytes(self._device)

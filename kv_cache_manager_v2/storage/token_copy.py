@@ -23,22 +23,16 @@ class TokenCopies:
 
     __slots__ = ("_storage", "_tokens_per_block", "_num_heads", "_placements", "_batches")
 
-    _storage: Final[PageStorage]
-    _tokens_per_block: Final[i64]
-    _num_heads: Final[i64]
-    _placements: Final[list[list[BufferPlacement]]]
-    """By life cycle; none for recurrent state, which has no tokens."""
-    _batches: Final[dict[int, CopyBatch]]
-    """By bytes of a piece, in the order of the configuration's buffers."""
-
     def __init__(self, storage: PageStorage, tokens_per_block: i64, num_heads: i64) -> None:
         """`ValueError` if some buffer's bytes cannot be shared out evenly."""
-        self._storage = storage
-        self._tokens_per_block = tokens_per_block
-        self._num_heads = num_heads
+        self._storage: Final = storage
+        self._tokens_per_block: Final = tokens_per_block
+        self._num_heads: Final = num_heads
         layout = storage.layout
-        self._placements = [[] for _ in range(layout.num_life_cycles)]
-        self._batches = {}
+        self._placements: Final[list[list[BufferPlacement]]] = [[] for _ in range(layout.num_life_cycles)]
+        """By life cycle; none for recurrent state, which has no tokens."""
+        self._batches: Final[dict[int, CopyBatch]] = {}
+        """By bytes of a piece, in the order of the configuration's buffers."""
         for buffer_id in layout.buffer_ids:
             placement = layout.buffer_placement(buffer_id)
             if not layout.life_cycles[placement.life_cycle_id].has_page_per_block:

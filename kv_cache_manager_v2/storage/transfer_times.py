@@ -27,12 +27,9 @@ class _Way:
 
     __slots__ = ("histogram", "timers")
 
-    histogram: Final[TimeHistogram]
-    timers: Final[list[int]]
-
     def __init__(self) -> None:
-        self.histogram = TimeHistogram(BOUNDS)
-        self.timers = []
+        self.histogram: Final = TimeHistogram(BOUNDS)
+        self.timers: Final[list[int]] = []
 
 
 @final
@@ -46,16 +43,13 @@ class TransferTimes(Handle):
 
     num_not_timed: int
     """Transfers that were not timed."""
-    _device: Final[Device]
-    _ways: Final[list[_Way]]
-    """By source level * number of levels + target level."""
-    _num_levels: Final[i64]
 
     def __init__(self, device: Device, num_levels: i64) -> None:
         self.num_not_timed = 0
-        self._device = device
-        self._num_levels = num_levels
-        self._ways = [_Way() for _ in range(num_levels * num_levels)]
+        self._device: Final = device
+        self._num_levels: Final = num_levels
+        self._ways: Final[list[_Way]] = [_Way() for _ in range(num_levels * num_levels)]
+        """By source level * number of levels + target level."""
 
     def start(self, stream: int, source_level: i64, target_level: i64) -> int:
         """The manager calls it, before a transfer is enqueued: the timer to `stop`, or NO_TIMER."""

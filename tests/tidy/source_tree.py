@@ -49,6 +49,12 @@ class Source:
         return parts[0] if len(parts) > 1 else ""
 
 
+def slots_of(node: ast.ClassDef) -> list[str]:
+    """The names of a class's attributes."""
+    found = [one.value for one in node.body if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == "__slots__"]
+    return [part.value for value in found for part in ast.walk(value) if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+
+
 def project_files() -> Iterator[Path]:
     """Every file that belongs to the project."""
     waiting = [ROOT]

@@ -4,7 +4,7 @@ import ast
 import re
 from typing import Final
 
-from .source_tree import ROOT, Source, package_sources, sources_of_tests
+from .source_tree import ROOT, Source, package_sources, slots_of, sources_of_tests
 
 FOR_USERS: Final = {
     "apply_kv_hints",
@@ -90,8 +90,10 @@ def test_no_definition_is_unused() -> None:
         for scope in scopes:
             if isinstance(scope, ast.ClassDef) and source.folder in FOLDERS_FOR_USERS:
                 continue
-            for node in scope.body:
-                name = defined_name(node)
+            names = [(node, defined_name(node)) for node in scope.body]
+            if isinstance(scope, ast.ClassDef):
+                names += [(scope, name) for name in slots_of(scope)]
+            for node, name in names:
                 if name is not None and not name.startswith("__") and name not in loaded:
                     found.append(f"{source.at(node)}: {name}")
     assert not found, "\n" + "\n".join(found)
