@@ -59,7 +59,7 @@ class FakeEngine(Handle):
         "_streams",
         "_index_mode",
         "_has_scratch",
-        "_memory",
+        "memory",
     )
 
     raise_on_mismatch: bool
@@ -96,7 +96,8 @@ class FakeEngine(Handle):
         self._launcher: Final[KernelLauncher] = launcher
         self._streams: Final[dict[int, None]] = {}
         self._index_mode: Final[PageIndexMode] = to_index_mode(index_mode, "index_mode")
-        self._memory: Final[EngineMemory | None] = None if device.has_memory else EngineMemory(device)
+        self.memory: Final[EngineMemory | None] = None if device.has_memory else EngineMemory(device)
+        """What the kernels read and write where the manager has no memory."""
         self._has_scratch: Final[bool] = config.enable_swa_scratch_reuse
 
     @property
@@ -194,8 +195,8 @@ class FakeEngine(Handle):
             self.synchronize()
         finally:
             self._launcher.close()
-            if self._memory is not None:
-                self._memory.close()
+            if self.memory is not None:
+                self.memory.close()
 
     def __enter__(self) -> "FakeEngine":
         return self
@@ -229,9 +230,9 @@ class FakeEngine(Handle):
     def _prepare(self, batches: list[StepBatch], takes_part: list[bool]) -> list[BatchLaunch]:
         launches: list[BatchLaunch] = []
         for batch in batches:
-            if self._memory is not None:
-                self._memory.execute_copies(batch.manager, batch.stream, self._streams, self._model)
-            plan = LaunchPlan(batch, self._model, self._index_mode, self._has_scratch, self._memory)
+            if self.memory is not None:
+                self.memory.execute_copies(batch.manager, batch.stream, self._streams, self._model)
+            plan = LaunchPlan(batch, self._model, self._index_mode, self._has_scratch, self.memory)
             layers = [plan.layer(layer_index) for layer_index in range(len(self._model)) if takes_part[layer_index]]
             self._streams[batch.stream] = None
             launches.append(self._launcher.prepare(batch.stream, layers))

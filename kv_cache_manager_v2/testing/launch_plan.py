@@ -100,8 +100,9 @@ class LaunchPlan:
         num_slots = int(ceil_div(num_pages, pages_per_slot))
         base = self._base_table(group, buffer.num_state_slots if buffer.is_state else 0, num_slots)
         table = self._page_table(group, base, converter)
-        if self._memory is not None and self._has_scratch:
-            num_pages = (num_slots + NUM_SCRATCH_PLACES) * pages_per_slot
+        if self._memory is not None:
+            # The last slot to its end, as lists of copies take it.
+            num_pages = (num_slots + (NUM_SCRATCH_PLACES if self._has_scratch else 0)) * pages_per_slot
         elif self._mode is PageIndexMode.PER_LAYER:
             # The upper bound counts from the layer's own offset; from the pool's base the last slot reaches to its end.
             num_pages = num_slots * pages_per_slot

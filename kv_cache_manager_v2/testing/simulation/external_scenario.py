@@ -11,9 +11,10 @@ from ...config.manager_config import KVCacheManagerConfig
 from ...manager.capacity import plan_capacity
 
 _SHARE_OF_SCENARIOS: Final = 0.15
-COPYING: Final = ("fork", "lend", "settle", "beams", "resize_level")
+_COPYING: Final = ("fork", "lend", "settle", "beams", "resize_level")
 """Kinds of actions that begin with a call which is refused where nothing is copied; where lists are, all but the first."""
 _SHARE_OF_LISTING: Final = 0.5
+_SHARE_OF_MISSED: Final = 0.5
 
 
 def make_external(config: KVCacheManagerConfig, seed: int) -> KVCacheManagerConfig:
@@ -37,3 +38,13 @@ def make_external(config: KVCacheManagerConfig, seed: int) -> KVCacheManagerConf
     )  # fmt: skip
     counts = [group.num_slots for group in plan_capacity(config).levels[0].pool_groups]
     return replace(config, cache_tiers=[ExternalCacheTierConfig(counts, top.eviction_policy)])
+
+
+def draw_external(kinds: list[str], config: KVCacheManagerConfig, seed: int) -> list[str]:
+    """The same kinds of actions; calls that are refused instead of what begins with one, and lists that are lost instead of some clears."""
+    refused = _COPYING if config.takes_no_copies else _COPYING[1:]
+    kinds = ["copying" if kind in refused else kind for kind in kinds]
+    if config.takes_no_copies:
+        return kinds
+    random = Random(179 * seed + 71)
+    return ["miss_list" if kind == "clear" and random.random() < _SHARE_OF_MISSED else kind for kind in kinds]

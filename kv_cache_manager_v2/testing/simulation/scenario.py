@@ -19,7 +19,7 @@ from ...config.manager_config import KVCacheManagerConfig
 from ...config.scratch_reuse_config import SwaScratchReuseConfig
 from ..reversing_codec import ReversingCodec
 from ..simulated_device import SimulatedDevice
-from .external_scenario import COPYING, make_external
+from .external_scenario import draw_external, make_external
 from .draft_trees import grows_trees, without_scratch
 from .large_worlds import (
     LARGE_FACTORS,
@@ -217,10 +217,7 @@ class Scenario:
         kinds = draw_planning(kinds, self.seed, self.fault_share > 0.0, has_state)
         if self.has_residency:
             kinds = draw_residency(kinds, self.seed)
-        if self.config.is_external:
-            refused = COPYING if self.config.takes_no_copies else COPYING[1:]
-            kinds = ["copying" if kind in refused else kind for kind in kinds]
-        return kinds
+        return draw_external(kinds, self.config, self.seed) if self.config.is_external else kinds
 
     def make_device(self) -> SimulatedDevice:
         is_external = self.config.is_external

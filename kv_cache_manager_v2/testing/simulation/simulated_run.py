@@ -21,6 +21,7 @@ from .decode_steps import decode
 from .hints import give_hint
 from .level_changes import change_level, prefetch
 from .misuse import misuse_copies, misuse_manager, misuse_sequence
+from .missed_lists import miss_list
 from .residency import change_residency, is_refused_by_window
 from .room_changes import give_buffer, move_history, rewind, toggle_scratch
 from .run_state import RunState
@@ -163,6 +164,8 @@ class SimulatedRun:
             run.leases.settle_one(random)
         elif kind == "clear":
             clear(run, random)
+        elif kind == "miss_list":
+            miss_list(run, random)
         elif kind == "synchronize":
             run.engine.synchronize()
         elif kind == "step_batch":
