@@ -7,6 +7,7 @@ may be there: pages that were evicted, and whose slots nothing was written to si
 """
 
 import hashlib
+import os
 import random
 from dataclasses import replace
 from typing import Any
@@ -23,20 +24,26 @@ from kv_cache_manager_v2.testing.reference_tree import GroupRule, ReferenceTree
 Page = tuple[int, int]
 
 
-def durable_config_of_every_kind(has_state: bool, folder: str, num_slots: int) -> KVCacheManagerConfig:
+def durable_config_of_every_kind(has_state: bool, folder: str, num_slots: int, num_paths: int) -> KVCacheManagerConfig:
     base = config_of_every_kind(has_state, folder, num_slots)
     disk: Any = base.cache_tiers[-1]
     assert isinstance(disk, DiskCacheTierConfig)
-    tiers = [*base.cache_tiers[:-1], replace(disk, durable=True, model_id=ModelId("every call"))]
+    more = tuple(f"{folder}/more-{number}" for number in range(1, num_paths))
+    for path in more:
+        os.makedirs(path, exist_ok=True)
+    tiers = [*base.cache_tiers[:-1], replace(disk, durable=True, model_id=ModelId("every call"), more_paths=more)]
     return replace(base, cache_tiers=tiers)
 
 
 class Restarts:
     """``found``: pages that each life began with. ``ends``: those that each must leave.
-    ``num_probes``: texts whose match was compared with the model's. ``least_log_bytes``: of a log that a new snapshot is made for."""
+    ``num_probes``: texts whose match was compared with the model's. ``least_log_bytes``: of a log that a new snapshot is made for.
+    ``num_paths``: of the last level, each a disk of its own."""
 
-    def __init__(self, has_state: bool, seed: int, folder: str, num_slots: int = 80, least_log_bytes: int = 1 << 20) -> None:
-        self.config = durable_config_of_every_kind(has_state, folder, num_slots)
+    def __init__(
+        self, has_state: bool, seed: int, folder: str, num_slots: int = 80, least_log_bytes: int = 1 << 20, num_paths: int = 1
+    ) -> None:
+        self.config = durable_config_of_every_kind(has_state, folder, num_slots, num_paths)
         self.has_state = has_state
         self.random = random.Random(seed)
         self.seed = seed

@@ -19,6 +19,15 @@ def test_the_next_process_has_what_it_must(tmp_path: Path, has_state: bool, seed
     assert seed > 0 or Restarts(has_state, seed, str(tmp_path)).run(NUM_LIVES, NUM_CALLS) == digest
 
 
+@pytest.mark.parametrize("seed", range(5, 7))
+def test_a_level_on_several_disks(tmp_path: Path, seed: int) -> None:
+    """All disks are there in each life. What each had lost when the power failed is another part of the slots."""
+    run = Restarts(False, seed, str(tmp_path), num_paths=3)
+    run.run(NUM_LIVES, NUM_CALLS)
+    assert max(run.found) > 10 and max(run.ends) > 10 and run.num_probes > 20
+    assert all(run.disk.paths(f"/more-{number}/") for number in (1, 2))
+
+
 @pytest.mark.parametrize("has_state", [False, True])
 @pytest.mark.parametrize("seed", range(3, 5))
 def test_snapshots_of_the_index_meanwhile_cost_nothing(tmp_path: Path, has_state: bool, seed: int) -> None:
