@@ -32,19 +32,13 @@ class MetricSamples:
 
     __slots__ = ("name", "kind", "text", "label_names", "samples")
 
-    name: Final[str]
-    """Without the ``_total`` of a counter."""
-    kind: Final[str]
-    text: Final[str]
-    label_names: Final[tuple[str, ...]]
-    samples: Final[list[tuple[tuple[str, ...], float]]]
-
     def __init__(self, name: str, kind: str, text: str, label_names: tuple[str, ...] = ()) -> None:
-        self.name = PREFIX + name
-        self.kind = kind
-        self.text = text
-        self.label_names = label_names
-        self.samples = []
+        self.name: Final[str] = PREFIX + name
+        """Without the ``_total`` of a counter."""
+        self.kind: Final = kind
+        self.text: Final = text
+        self.label_names: Final = label_names
+        self.samples: Final[list[tuple[tuple[str, ...], float]]] = []
 
     def add(self, labels: tuple[str, ...], value: float) -> None:
         self.samples.append((labels, value))

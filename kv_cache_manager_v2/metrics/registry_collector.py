@@ -18,16 +18,11 @@ class RegistryCollector:
 
     __slots__ = ("_registry", "_lock", "_members", "_described")
 
-    _registry: Final[Any]
-    _lock: Final[Lock]
-    _members: list[tuple[frozenset[tuple[str, str]], Callable[[], list[Any]]]]  # replaced, never changed: scrapes iterate it
-    _described: list[Any]
-
     def __init__(self, registry: Any, described: list[Any]) -> None:
         """``described``: one empty family for each metric that any member may ever show."""
-        self._registry = registry
-        self._lock = Lock()
-        self._members = []
+        self._registry: Final = registry
+        self._lock: Final = Lock()
+        self._members: list[tuple[frozenset[tuple[str, str]], Callable[[], list[Any]]]] = []  # replaced, never changed: scrapes iterate it
         self._described = described
 
     def join(self, labels: frozenset[tuple[str, str]], collect: Callable[[], list[Any]]) -> None:

@@ -17,17 +17,12 @@ class HistogramSamples:
 
     __slots__ = ("name", "text", "label_names", "samples")
 
-    name: Final[str]
-    text: Final[str]
-    label_names: Final[tuple[str, ...]]
-    samples: Final[list[tuple[tuple[str, ...], list[tuple[str, float]], float]]]
-    """(labels; upper bounds in Prometheus' notation, with the number of durations up to each; the sum in seconds)."""
-
     def __init__(self, name: str, text: str, label_names: tuple[str, ...] = ()) -> None:
-        self.name = PREFIX + name
-        self.text = text
-        self.label_names = label_names
-        self.samples = []
+        self.name: Final[str] = PREFIX + name
+        self.text: Final = text
+        self.label_names: Final = label_names
+        self.samples: Final[list[tuple[tuple[str, ...], list[tuple[str, float]], float]]] = []
+        """(labels; upper bounds in Prometheus' notation, with the number of durations up to each; the sum in seconds)."""
 
     def add(self, labels: tuple[str, ...], histogram: TimeHistogram) -> None:
         bounds = [str(bound) for bound in histogram.bounds] + ["+Inf"]

@@ -30,12 +30,9 @@ class LayerMaker:
 
     __slots__ = ("fields", "layers", "_dtype", "_ranks", "_num_sink_tokens")
 
-    fields: Final[ModelFields]
-    layers: Final[list[LayerConfig]]
-
     def __init__(self, fields: ModelFields, dtype: str, tensor_parallel: int, num_sink_tokens: int) -> None:
-        self.fields = fields
-        self.layers = []
+        self.fields: Final = fields
+        self.layers: Final[list[LayerConfig]] = []
         self._dtype: Final = dtype
         self._ranks: Final = tensor_parallel
         self._num_sink_tokens: Final = num_sink_tokens

@@ -35,24 +35,17 @@ class ModelDescription(Value):
 
     __slots__ = ("family", "layers", "stage", "num_stages", "dtype", "notes")
 
-    family: Final[str]
-    layers: Final[tuple[LayerConfig, ...]]
-    stage: Final[int]
-    num_stages: Final[int]
-    dtype: Final[str]
-    notes: Final[tuple[str, ...]]
-    """What was taken for granted: a declared data type, a family that is not known."""
-
     def __init__(
         self, family: str, layers: Sequence[LayerConfig], stage: int = 0, num_stages: int = 1, dtype: str = "bf16",
         notes: Sequence[str] = (),
     ) -> None:  # fmt: skip
-        self.family = family
-        self.layers = tuple(layers)
-        self.stage = stage
-        self.num_stages = num_stages
-        self.dtype = dtype
-        self.notes = tuple(notes)
+        self.family: Final = family
+        self.layers: Final[tuple[LayerConfig, ...]] = tuple(layers)
+        self.stage: Final = stage
+        self.num_stages: Final = num_stages
+        self.dtype: Final = dtype
+        self.notes: Final[tuple[str, ...]] = tuple(notes)
+        """What was taken for granted: a declared data type, a family that is not known."""
 
     def _arguments(self) -> tuple[object, ...]:
         return (self.family, self.layers, self.stage, self.num_stages, self.dtype, self.notes)

@@ -19,12 +19,9 @@ class ModelFields:
 
     __slots__ = ("family", "values")
 
-    family: Final[str]
-    values: Final[dict[str, Any]]
-
     def __init__(self, family: str, values: dict[str, Any]) -> None:
-        self.family = family
-        self.values = values
+        self.family: Final = family
+        self.values: Final = values
 
     def fail(self, text: str, layer_id: int | None = None) -> ModelConfigError:
         """The error to raise."""

@@ -32,26 +32,17 @@ class ConsumerAnswers:
 
     __slots__ = ("_socket", "address", "_waiting", "_consumer", "_frames", "_next", "_begun", "_next_line")
 
-    _socket: Final[Any]
-    address: Final[str]
-    _waiting: Final[deque[list[bytes]]]
-    _consumer: bytes
-    _frames: list[tuple[bytes, bytes, bytes]]
-    """Of the answer under way: topic, number and payload of each message."""
-    _next: int
-    _begun: float
-    _next_line: float
-    """When the log may get another line."""
-
     def __init__(self, socket: Any, address: str) -> None:
-        self._socket = socket
-        self.address = address
-        self._waiting = deque()
+        self._socket: Final = socket
+        self.address: Final = address
+        self._waiting: Final[deque[list[bytes]]] = deque()
         self._consumer = b""
-        self._frames = []
+        self._frames: list[tuple[bytes, bytes, bytes]] = []
+        """Of the answer under way: topic, number and payload of each message."""
         self._next = 0
         self._begun = 0.0
         self._next_line = 0.0
+        """When the log may get another line."""
 
     @property
     def is_under_way(self) -> bool:

@@ -68,24 +68,19 @@ class ConsumerKeys:
 
     __slots__ = ("_secret", "_allowed", "_socket", "_refused")
 
-    _secret: Final[bytes]
-    _allowed: Final[frozenset[bytes]]
-    """As ZeroMQ gives them: 32 bytes."""
-    _socket: Any
-    _refused: Final[set[bytes]]
-
     def __init__(self, secret: str, consumers: list[str]) -> None:
         zmq = load_zmq()
         if not zmq.has("curve"):
             raise ValueError("curve is given, and this build of ZeroMQ has no CURVE: install a pyzmq that has libsodium")
         _to_key(secret, "curve", is_secret=True)
-        self._secret = secret.encode()
+        self._secret: Final[bytes] = secret.encode()
         keys = [_to_key(key, f"curve_consumers[{index}]") for index, key in enumerate(consumers)]
         if len(keys) == 0:
             raise ValueError("curve_consumers is empty; it has the public keys of the consumers that may connect, one or more")
-        self._allowed = frozenset(keys)
-        self._refused = set()
-        self._socket = None
+        self._allowed: Final[frozenset[bytes]] = frozenset(keys)
+        """As ZeroMQ gives them: 32 bytes."""
+        self._refused: Final[set[bytes]] = set()
+        self._socket: Any = None
 
     def open(self, context: Any) -> None:
         zmq = load_zmq()

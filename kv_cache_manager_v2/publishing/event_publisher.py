@@ -52,12 +52,9 @@ from .wire_writer import DIALECTS, MAP, WireWriter
 class PublishedBatch:
     __slots__ = ("sequence", "payload")
 
-    sequence: Final[int]
-    payload: Final[bytes]
-
     def __init__(self, sequence: int, payload: bytes) -> None:
-        self.sequence = sequence
-        self.payload = payload
+        self.sequence: Final = sequence
+        self.payload: Final = payload
 
 
 @final
@@ -67,16 +64,11 @@ class ReplayBuffer:
 
     __slots__ = ("_batches", "_max_batches", "_is_complete_from", "_num_bytes")
 
-    _batches: Final[deque[PublishedBatch]]
-    _max_batches: Final[int]
-    _is_complete_from: int
-    """The oldest number from which on the buffer has everything."""
-    _num_bytes: int
-
     def __init__(self, max_batches: int, first_sequence: int) -> None:
-        self._batches = deque()
-        self._max_batches = max_batches
+        self._batches: Final[deque[PublishedBatch]] = deque()
+        self._max_batches: Final = max_batches
         self._is_complete_from = first_sequence
+        """The oldest number from which on the buffer has everything."""
         self._num_bytes = 0
 
     def add(self, batch: PublishedBatch) -> None:
@@ -145,34 +137,15 @@ class KVCacheEventPublisher(Handle):
     _NAMES: ClassVar[str] = "sockets and threads of this process"
 
     _event_manager: Final[KVCacheEventManager]
-    _topic: Final[bytes]
     _rank: Final[int]
-    _translator: Final[WireTranslator]
-    _writer: Final[WireWriter]
-    _buffer: Final[ReplayBuffer]
-    _sequence: int
-    """The number of the next batch."""
     _context: Any
     _socket: Any
     _replay_socket: Any
     _snapshot_socket: Any
-    _endpoint: str | None
     _replay_endpoint: str | None
     _snapshot_endpoint: str | None
-    _stop: Final[threading.Event]
-    _sender: threading.Thread | None
-    _error: BaseException | None
     _num_batches: int
     _num_lost: int
-    _linger_ms: Final[int]
-    _publisher_id: Final[str]
-    _heartbeat: Final[float | None]
-    _last_sent: float
-    _shared: Final[SharedCopies]
-    """Of the first publisher of this event manager, taken over."""
-    _pack: Final[Any]
-    _keys: Final[ConsumerKeys | None]
-    _answers: Final[list[ConsumerAnswers]]
 
     def __init__(
         self,
@@ -196,40 +169,42 @@ class KVCacheEventPublisher(Handle):
         linger_ms: SupportsIndex = 1000,
     ) -> None:
         # First of all: `close` and `__del__` read it, also if the constructor fails.
-        self._sender = None
+        self._sender: threading.Thread | None = None
         self._context = self._socket = self._replay_socket = self._snapshot_socket = None
-        self._stop = threading.Event()
-        self._error = None
-        self._answers = []
+        self._stop: Final = threading.Event()
+        self._error: BaseException | None = None
+        self._answers: Final[list[ConsumerAnswers]] = []
         self._event_manager = events = to_instance(event_manager, KVCacheEventManager, "event_manager")
         self._rank = rank = int(to_count(data_parallel_rank, "data_parallel_rank"))
         given = (bind, connect, replay_endpoint, snapshot_endpoint, endpoint)
         endpoints = [None if text is None else offset_port(to_text(text, name), rank, name) for name, text in zip(_ENDPOINTS, given)]
         if endpoints[0] is None and endpoints[1] is None:
             raise ValueError("bind and connect are None; give an address to bind, or one of a subscriber that binds")
-        self._heartbeat = _to_heartbeat(heartbeat_seconds)
-        self._topic = _to_topic(topic)
-        self._sequence = _to_first_sequence(first_sequence)
-        self._buffer = ReplayBuffer(int(to_count(buffer_batches, "buffer_batches")), self._sequence)
+        self._heartbeat: Final[float | None] = _to_heartbeat(heartbeat_seconds)
+        self._topic: Final[bytes] = _to_topic(topic)
+        self._sequence: int = _to_first_sequence(first_sequence)
+        """The number of the next batch."""
+        self._buffer: Final = ReplayBuffer(int(to_count(buffer_batches, "buffer_batches")), self._sequence)
         most_waiting = _to_int32(high_water_mark, "high_water_mark")
         names = {} if lora_names is None else _to_lora_names(lora_names)
         named_dialect = _to_dialect(dialect)
-        self._linger_ms = _to_int32(linger_ms, "linger_ms")
+        self._linger_ms: Final[int] = _to_int32(linger_ms, "linger_ms")
         _require_something_to_publish(events)
-        self._pack = _make_encoder()
+        self._pack: Final[Any] = _make_encoder()
         load_zmq()  # fails before anything is open
-        self._keys = to_consumer_keys(curve, curve_consumers)
+        self._keys: Final[ConsumerKeys | None] = to_consumer_keys(curve, curve_consumers)
 
         self._num_batches = self._num_lost = 0
-        self._publisher_id = uuid.uuid4().hex
+        self._publisher_id: Final[str] = uuid.uuid4().hex
         self._last_sent = 0.0
-        self._endpoint = endpoints[4] or endpoints[0]
+        self._endpoint: str | None = endpoints[4] or endpoints[0]
         self._replay_endpoint, self._snapshot_endpoint = endpoints[2:4]
         shared = events._begin_publishing(SharedCopies(len(events.cache_tiers), events.hash_algo))
         assert isinstance(shared, SharedCopies)
-        self._shared = shared
-        self._translator = WireTranslator(events.tokens_per_block, events.cache_tiers, events.layer_group_kinds, names, shared)
-        self._writer = WireWriter(self._pack, named_dialect, self._translator.has_groups)
+        self._shared: Final[SharedCopies] = shared
+        """Of the first publisher of this event manager, taken over."""
+        self._translator: Final = WireTranslator(events.tokens_per_block, events.cache_tiers, events.layer_group_kinds, names, shared)
+        self._writer: Final = WireWriter(self._pack, named_dialect, self._translator.has_groups)
         self._begin(most_waiting, endpoints[1], "bind" if endpoint is None else "endpoint")
 
     def _begin(self, high_water_mark: int, connect: str | None, bind_name: str) -> None:

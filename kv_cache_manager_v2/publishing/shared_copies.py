@@ -31,18 +31,13 @@ class SharedChange:
 
     __slots__ = ("salt", "blocks", "pages", "gone")
 
-    salt: Final[int | str | None]
-    blocks: Final[SharedBlocks | None]
-    pages: Final[list[tuple[int, int, bytes]]]
-    gone: Final[list[bytes]]
-
     def __init__(
         self, salt: int | str | None, blocks: SharedBlocks | None, pages: list[tuple[int, int, bytes]], gone: list[bytes]
     ) -> None:
-        self.salt = salt
-        self.blocks = blocks
-        self.pages = pages
-        self.gone = gone
+        self.salt: Final = salt
+        self.blocks: Final = blocks
+        self.pages: Final = pages
+        self.gone: Final = gone
 
 
 @final
@@ -55,24 +50,16 @@ class SharedCopies:
 
     __slots__ = ("is_followed", "has_lost", "_changes", "_level", "_algorithm", "_blocks", "_places")
 
-    is_followed: bool
-    has_lost: bool
-    _changes: Final[deque[SharedChange]]
-    """Any thread appends, the publisher's takes."""
-    _level: Final[int]
-    _algorithm: Final[str]
-    _blocks: Final[dict[BlockHash, IndexedBlock]]
-    _places: Final[dict[bytes, tuple[BlockHash, int]]]
-    """Block and layer group, by the key in the store."""
-
     def __init__(self, level: int, algorithm: str) -> None:
         self.is_followed = True
         self.has_lost = False
-        self._changes = deque()
-        self._level = level
-        self._algorithm = algorithm
-        self._blocks = {}
-        self._places = {}
+        self._changes: Final[deque[SharedChange]] = deque()
+        """Any thread appends, the publisher's takes."""
+        self._level: Final = level
+        self._algorithm: Final = algorithm
+        self._blocks: Final[dict[BlockHash, IndexedBlock]] = {}
+        self._places: Final[dict[bytes, tuple[BlockHash, int]]] = {}
+        """Block and layer group, by the key in the store."""
 
     def __len__(self) -> int:
         return len(self._places)

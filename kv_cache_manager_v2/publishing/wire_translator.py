@@ -52,21 +52,6 @@ class WireTranslator:
         "has_groups", "_index", "_shared", "_tokens_per_block", "_media", "_kinds", "_windows", "_lora_names", "_nameless", "_turns"
     )  # fmt: skip
 
-    has_groups: Final[bool]
-    """Whether messages name layer groups: not if the whole model is one full-attention group. The same in all messages of a stream."""
-    _index: KVCacheEventIndex
-    _shared: Final[SharedCopies]
-    _tokens_per_block: Final[int]
-    _media: Final[list[str]]
-    """By cache level; behind them the shared level's."""
-    _kinds: Final[list[str]]
-    _windows: Final[dict[int, int | None]]
-    _lora_names: Final[Mapping[int, str]]
-    _nameless: Final[set[int]]
-    """LoRA ids that were logged."""
-    _turns: Final[FairTurns]
-    """Nothing else here is seen by other threads."""
-
     def __init__(
         self,
         tokens_per_block: int,
@@ -75,16 +60,20 @@ class WireTranslator:
         lora_names: Mapping[int, str],
         shared: SharedCopies | None = None,
     ) -> None:
-        self.has_groups = len(kinds) > 1 or list(kinds) != [FULL_ATTENTION]
+        self.has_groups: Final[bool] = len(kinds) > 1 or list(kinds) != [FULL_ATTENTION]
+        """Whether messages name layer groups: not if the whole model is one full-attention group. The same in all messages of a stream."""
         self._index = KVCacheEventIndex()
-        self._shared = SharedCopies(len(cache_tiers), SHA256) if shared is None else shared
-        self._tokens_per_block = tokens_per_block
-        self._media = [*[_MEDIUM[tier] for tier in cache_tiers], _EXTERNAL]
-        self._kinds = list(kinds)
-        self._windows = {}
-        self._lora_names = lora_names
-        self._nameless = set()
-        self._turns = FairTurns()
+        self._shared: Final[SharedCopies] = SharedCopies(len(cache_tiers), SHA256) if shared is None else shared
+        self._tokens_per_block: Final = tokens_per_block
+        self._media: Final[list[str]] = [*[_MEDIUM[tier] for tier in cache_tiers], _EXTERNAL]
+        """By cache level; behind them the shared level's."""
+        self._kinds: Final[list[str]] = list(kinds)
+        self._windows: Final[dict[int, int | None]] = {}
+        self._lora_names: Final = lora_names
+        self._nameless: Final[set[int]] = set()
+        """LoRA ids that were logged."""
+        self._turns: Final = FairTurns()
+        """Nothing else here is seen by other threads."""
 
     @property
     def needs_snapshot(self) -> bool:

@@ -29,16 +29,11 @@ class WireWriter:
 
     __slots__ = ("_pack", "_dialect", "_has_groups", "_turns")
 
-    _pack: Final[Any]
-    _dialect: Final[str]
-    _has_groups: Final[bool]
-    _turns: Final[FairTurns]
-
     def __init__(self, pack: Any, dialect: str, has_groups: bool) -> None:
-        self._pack = pack
-        self._dialect = dialect
-        self._has_groups = has_groups
-        self._turns = FairTurns()
+        self._pack: Final = pack
+        self._dialect: Final = dialect
+        self._has_groups: Final = has_groups
+        self._turns: Final = FairTurns()
 
     def write_batch(self, timestamp: float, events: list[WireEvent], rank: int) -> bytes:
         parts: list[bytes] = [b"\x93", self._pack_value(timestamp), _array_header(len(events))]

@@ -48,35 +48,23 @@ class BlockCache:
         "_request",
     )  # fmt: skip
 
-    num_slots: Final[i64]
-    num_cached: i64
-    num_hits: i64
-    num_evicted: i64
-    queue: Final[VictimQueue]
-    _rows: Final[PageRows]
-    _parents: Final[list[int]]
-    _num_below: vec[i64]
-    """By block: its cached children."""
-    _run: vec[i64]
-
-    _request: Final[RequestFacts]
-
     def __init__(self, policy: ComparedPolicy, num_slots: int, blocks: BlockRequests) -> None:
-        self.num_slots = num_slots
-        self.num_cached = 0
-        self.num_hits = 0
-        self.num_evicted = 0
-        self._rows = PageRows(1, NUM_SENTINELS)
+        self.num_slots: Final[i64] = num_slots
+        self.num_cached: i64 = 0
+        self.num_hits: i64 = 0
+        self.num_evicted: i64 = 0
+        self._rows: Final = PageRows(1, NUM_SENTINELS)
         learning = Learning()
-        self._request = learning.request
-        self.queue = make_compared_queue(policy, self._rows, 0, BlockKeys(), num_slots, SegmentRecords(learning, 1))
-        self._parents = blocks.parents
+        self._request: Final[RequestFacts] = learning.request
+        self.queue: Final[VictimQueue] = make_compared_queue(policy, self._rows, 0, BlockKeys(), num_slots, SegmentRecords(learning, 1))
+        self._parents: Final[list[int]] = blocks.parents
         self._children: Final[list[list[int]]] = [[] for _ in blocks.parents]
         for block, parent in enumerate(blocks.parents):
             self._rows.add_block()
             if parent >= 0:
                 self._children[parent].append(block)
         self._num_below = vec[i64]([0] * blocks.num_blocks)
+        """By block: its cached children."""
         self._run = vec[i64]()
 
     def serve(self, blocks: BlockIds, num_generated: int = 0, continues: int = NO_HINT) -> None:

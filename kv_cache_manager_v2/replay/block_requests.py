@@ -27,30 +27,21 @@ class BlockRequests:
 
     __slots__ = ("name", "requests", "parents", "num_accesses", "num_generated", "num_whole", "recorded_hints", "block_tokens")
 
-    name: Final[str]
-    requests: Final[list[BlockIds]]
-    parents: Final[list[int]]
-    num_accesses: Final[int]
-    num_generated: Final[list[int]]
-    num_whole: Final[list[int]]
-    recorded_hints: Final[list[bool | None]]
-    block_tokens: Final[int]
-    """Of a whole block; 0: not known."""
-
     def __init__(
         self, name: str, requests: list[BlockIds], parents: list[int], num_generated: list[int] | None = None,
         num_whole: list[int] | None = None, recorded_hints: list[bool | None] | None = None,
         block_tokens: int = 0,
     ) -> None:  # fmt: skip
         """Where nothing is given: nothing was generated, all blocks are whole, and no hint was recorded."""
-        self.name = name
-        self.requests = requests
-        self.parents = parents
-        self.num_accesses = sum([len(blocks) for blocks in requests])
-        self.num_generated = [0] * len(requests) if num_generated is None else num_generated
-        self.num_whole = [len(blocks) for blocks in requests] if num_whole is None else num_whole
-        self.recorded_hints = [None] * len(requests) if recorded_hints is None else recorded_hints
-        self.block_tokens = block_tokens
+        self.name: Final = name
+        self.requests: Final = requests
+        self.parents: Final = parents
+        self.num_accesses: Final[int] = sum([len(blocks) for blocks in requests])
+        self.num_generated: Final[list[int]] = [0] * len(requests) if num_generated is None else num_generated
+        self.num_whole: Final[list[int]] = [len(blocks) for blocks in requests] if num_whole is None else num_whole
+        self.recorded_hints: Final[list[bool | None]] = [None] * len(requests) if recorded_hints is None else recorded_hints
+        self.block_tokens: Final = block_tokens
+        """Of a whole block; 0: not known."""
 
     @property
     def num_blocks(self) -> int:

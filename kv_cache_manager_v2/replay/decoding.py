@@ -29,16 +29,13 @@ _WRONG_TOKEN: Final = 2_000_000_000
 class Decoding(Value):
     __slots__ = ("num_drafts", "beam_width")
 
-    num_drafts: Final[int]
-    beam_width: Final[int]
-
     def __init__(self, num_drafts: int = 0, beam_width: int = 1) -> None:
         if num_drafts < 0 or beam_width < 1:
             raise ValueError(f"num_drafts is {num_drafts}, beam_width is {beam_width}; at least 0 and 1")
         if num_drafts > 0 and beam_width > 1:
             raise ValueError("drafts and beams do not go together; give one of them")
-        self.num_drafts = num_drafts
-        self.beam_width = beam_width
+        self.num_drafts: Final = num_drafts
+        self.beam_width: Final = beam_width
 
     def _arguments(self) -> tuple[object, ...]:
         return (self.num_drafts, self.beam_width)

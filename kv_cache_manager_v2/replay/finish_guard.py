@@ -25,24 +25,18 @@ class FinishGuard:
 
     __slots__ = ("favoured", "_calls", "_max_step", "_slots_per_block", "_spare")
 
-    favoured: ServedRequest | None
-    _calls: Final[TimedCalls]
-    _max_step: Final[int]
-    _slots_per_block: Final[list[int]]
-    """Per pool group, the slots that a new block takes at most."""
-    _spare: list[int]
-    """Per pool group, slots that requests other than the favoured one may still take."""
-
     def __init__(self, calls: TimedCalls, max_step: int) -> None:
         manager = calls.manager
-        self.favoured = None
-        self._calls = calls
-        self._max_step = max_step
-        self._slots_per_block = [
+        self.favoured: ServedRequest | None = None
+        self._calls: Final = calls
+        self._max_step: Final = max_step
+        self._slots_per_block: Final[list[int]] = [
             len([one for one in group.layer_groups if manager.life_cycle_of_group(one).has_page_per_block])
             for group in plan_capacity(manager.init_config).levels[0].pool_groups
         ]
-        self._spare = [0] * len(self._slots_per_block)
+        """Per pool group, the slots that a new block takes at most."""
+        self._spare: list[int] = [0] * len(self._slots_per_block)
+        """Per pool group, slots that requests other than the favoured one may still take."""
 
     def ask(self, served: list[ServedRequest]) -> bool:
         """Whether all of these can finish; the first of the list that can begin is favoured from now on."""

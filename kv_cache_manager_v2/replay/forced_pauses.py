@@ -20,10 +20,8 @@ class ForcedPauses:
 
     __slots__ = ("share", "_random")
 
-    share: Final[float]
-
     def __init__(self, share: float) -> None:
-        self.share = share
+        self.share: Final = share
         self._random: Final = Random(_SEED)
 
     def draw_pause(self) -> int:

@@ -35,12 +35,9 @@ class _Segment:
 
     __slots__ = ("code", "num_tokens")
 
-    code: Final[int]
-    num_tokens: Final[int]
-
     def __init__(self, code: int, num_tokens: int) -> None:
-        self.code = code
-        self.num_tokens = num_tokens
+        self.code: Final = code
+        self.num_tokens: Final = num_tokens
 
 
 @final
@@ -50,12 +47,9 @@ class _Composer:
 
     __slots__ = ("random", "requests", "_num_segments")
 
-    random: Final[Random]
-    requests: Final[list[Request]]
-
     def __init__(self, random: Random) -> None:
-        self.random = random
-        self.requests = []
+        self.random: Final = random
+        self.requests: Final[list[Request]] = []
         self._num_segments = 0
 
     def text(self, least_tokens: int, most_tokens: int) -> _Segment:

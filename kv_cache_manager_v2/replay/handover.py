@@ -21,13 +21,9 @@ class Handover:
 
     __slots__ = ("calls", "num_done", "num_refused", "_tokens_per_block")
 
-    calls: Final[TimedCalls]
-    """Of the decode side."""
-    num_done: int
-    num_refused: int
-
     def __init__(self, calls: TimedCalls) -> None:
-        self.calls = calls
+        self.calls: Final = calls
+        """Of the decode side."""
         self.num_done = 0
         self.num_refused = 0
         self._tokens_per_block: Final[int] = calls.manager.tokens_per_block

@@ -111,17 +111,12 @@ def run_kill_drill(plan: ReplayPlan, kill_at: int) -> KillDrillResult:
 class _Drill:
     __slots__ = ("_plan", "_requests", "_kill_at", "_folders")
 
-    _plan: Final[ReplayPlan]
-    _requests: Final[list[Request]]
-    _kill_at: Final[int]
-    _folders: Final[list[str]]
-    """One on each path."""
-
     def __init__(self, plan: ReplayPlan, requests: list[Request], kill_at: int, folders: list[str]) -> None:
-        self._plan = plan
-        self._requests = requests
-        self._kill_at = kill_at
-        self._folders = folders
+        self._plan: Final = plan
+        self._requests: Final = requests
+        self._kill_at: Final = kill_at
+        self._folders: Final = folders
+        """One on each path."""
 
     def play(self, role: str) -> dict[str, int]:
         """Serve in a child; returns its figures, none for the killed one."""

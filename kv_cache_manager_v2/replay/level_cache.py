@@ -39,54 +39,36 @@ class LevelCache:
         "_victim", "_goes_alone",
     )  # fmt: skip
 
-    num_hits: Final[list[int]]
-    num_written: Final[list[int]]
-    num_dropped: int
-    _num_slots: Final[list[int]]
-    _num_used: Final[list[int]]
-    _queues: Final[list[VictimQueue]]
-    _rows: Final[PageRows]
-    _first_page: Final[int]
-    _parents: Final[list[int]]
-    _children: Final[dict[int, dict[int, None]]]
-    """By block: its cached children, on all levels, in the order in which they came."""
-    _copies: Final[list[dict[int, None]]]
-    """By level: blocks of warmer levels that a free slot there has a copy of, the oldest first."""
-    _order: Final[LevelOrder]
-    _has_one_order: Final[bool]
-    _least_chance: Final[float]
-    _request: Final[RequestFacts]
-    _victim: i64
-    """That the latest `_find_least` has found."""
-    _goes_alone: bool
-
     def __init__(self, policy: ComparedPolicy, num_slots: list[int], blocks: BlockRequests, least_chance: float = 0.0) -> None:
         """``least_chance``: the `min_reuse_probability` of the levels below level 0, for LEARNED."""
         num_levels = len(num_slots)
-        self.num_hits = [0] * num_levels
-        self.num_written = [0] * (num_levels - 1)
+        self.num_hits: Final[list[int]] = [0] * num_levels
+        self.num_written: Final[list[int]] = [0] * (num_levels - 1)
         self.num_dropped = 0
-        self._num_slots = num_slots
-        self._num_used = [0] * num_levels
-        self._first_page = NUM_SENTINELS * num_levels
-        self._rows = PageRows(1, self._first_page)
+        self._num_slots: Final = num_slots
+        self._num_used: Final[list[int]] = [0] * num_levels
+        self._first_page: Final[int] = NUM_SENTINELS * num_levels
+        self._rows: Final = PageRows(1, self._first_page)
         learning = Learning()
         records = SegmentRecords(learning, 1)
-        self._request = learning.request
-        self._victim = NO_VICTIM
+        self._request: Final[RequestFacts] = learning.request
+        self._victim: i64 = NO_VICTIM
+        """That the latest `_find_least` has found."""
         self._goes_alone = False
         keys = BlockKeys()
-        self._queues = [
+        self._queues: Final[list[VictimQueue]] = [
             make_compared_queue(policy, self._rows, level * NUM_SENTINELS, keys, count, records) for level, count in enumerate(num_slots)
         ]
-        self._order = LevelOrder(self._rows, records)
-        self._has_one_order = policy is EvictionPolicy.LEARNED
-        self._least_chance = least_chance if self._has_one_order else 0.0
-        self._parents = blocks.parents
-        self._children = {}
+        self._order: Final = LevelOrder(self._rows, records)
+        self._has_one_order: Final[bool] = policy is EvictionPolicy.LEARNED
+        self._least_chance: Final[float] = least_chance if self._has_one_order else 0.0
+        self._parents: Final[list[int]] = blocks.parents
+        self._children: Final[dict[int, dict[int, None]]] = {}
+        """By block: its cached children, on all levels, in the order in which they came."""
         for _ in blocks.parents:
             self._rows.add_block()
-        self._copies = [{} for _ in num_slots]
+        self._copies: Final[list[dict[int, None]]] = [{} for _ in num_slots]
+        """By level: blocks of warmer levels that a free slot there has a copy of, the oldest first."""
 
     def level_of(self, block: int) -> int:
         """-1 where it is not cached."""

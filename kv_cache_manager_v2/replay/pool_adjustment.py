@@ -22,17 +22,13 @@ class PoolAdjustment:
 
     __slots__ = ("num_adjustments", "_calls", "_step_time", "_waiting_microseconds")
 
-    num_adjustments: int
-    _calls: Final[list[TimedCalls]]
-    """Of each manager."""
-    _waiting_microseconds: int
-    """Since the last look."""
-
     def __init__(self, calls: list[TimedCalls], step_time: StepTime | None = None) -> None:
         self.num_adjustments = 0
-        self._calls = calls
+        self._calls: Final = calls
+        """Of each manager."""
         self._step_time: Final[StepTime] = StepTime() if step_time is None else step_time
         self._waiting_microseconds = 0
+        """Since the last look."""
 
     def end_step(self, num_inputs: int) -> bool:
         """End a step; returns whether pages may have moved, and slots may be free where there were none."""

@@ -24,19 +24,13 @@ class LedgerCursor:
 
     __slots__ = ("codes", "lengths", "node", "segment_ordinal", "num_tokens_before")
 
-    codes: Final[list[int]]
-    lengths: Final[list[int]]
-    node: int
-    segment_ordinal: int
-    num_tokens_before: int
-    """Tokens of the segments before this one."""
-
     def __init__(self, request: Request) -> None:
-        self.codes = request.codes_with_answer().tolist()
-        self.lengths = request.lengths_with_answer().tolist()
-        self.node = _ROOT
+        self.codes: Final[list[int]] = request.codes_with_answer().tolist()
+        self.lengths: Final[list[int]] = request.lengths_with_answer().tolist()
+        self.node: int = _ROOT
         self.segment_ordinal = 0
         self.num_tokens_before = 0
+        """Tokens of the segments before this one."""
 
 
 @final

@@ -26,19 +26,14 @@ class LayerShape(Value):
 
     __slots__ = ("num_kv_heads", "head_dim", "sliding_window_size", "num_sink_tokens")
 
-    num_kv_heads: Final[int]
-    head_dim: Final[int]
-    sliding_window_size: Final[int | None]
-    num_sink_tokens: Final[int | None]
-
     def __init__(
         self, num_kv_heads: int, head_dim: int, sliding_window_size: int | None = None,
         num_sink_tokens: int | None = None,
     ) -> None:  # fmt: skip
-        self.num_kv_heads = num_kv_heads
-        self.head_dim = head_dim
-        self.sliding_window_size = sliding_window_size
-        self.num_sink_tokens = num_sink_tokens
+        self.num_kv_heads: Final = num_kv_heads
+        self.head_dim: Final = head_dim
+        self.sliding_window_size: Final = sliding_window_size
+        self.num_sink_tokens: Final = num_sink_tokens
 
     def _arguments(self) -> tuple[object, ...]:
         return (self.num_kv_heads, self.head_dim, self.sliding_window_size, self.num_sink_tokens)
@@ -51,12 +46,9 @@ class StateShape(Value):
 
     __slots__ = ("conv_bytes", "ssm_bytes")
 
-    conv_bytes: Final[int]
-    ssm_bytes: Final[int]
-
     def __init__(self, conv_bytes: int, ssm_bytes: int) -> None:
-        self.conv_bytes = conv_bytes
-        self.ssm_bytes = ssm_bytes
+        self.conv_bytes: Final = conv_bytes
+        self.ssm_bytes: Final = ssm_bytes
 
     def _arguments(self) -> tuple[object, ...]:
         return (self.conv_bytes, self.ssm_bytes)
@@ -69,18 +61,13 @@ class ModelPreset(ServedModel):
 
     __slots__ = ("name", "source", "layers", "bytes_per_element")
 
-    name: Final[str]
-    source: Final[str]
-    layers: Final[tuple[LayerShape | StateShape, ...]]
-    bytes_per_element: Final[int]
-
     def __init__(
         self, name: str, source: str, layers: Sequence[LayerShape | StateShape], bytes_per_element: int = 2
     ) -> None:
-        self.name = name
-        self.source = source
-        self.layers = tuple(layers)
-        self.bytes_per_element = bytes_per_element
+        self.name: Final = name
+        self.source: Final = source
+        self.layers: Final[tuple[LayerShape | StateShape, ...]] = tuple(layers)
+        self.bytes_per_element: Final = bytes_per_element
 
     def _arguments(self) -> tuple[object, ...]:
         return (self.name, self.source, self.layers, self.bytes_per_element)

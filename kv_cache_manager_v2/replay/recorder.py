@@ -38,14 +38,10 @@ class LatencyHistogram:
 
     __slots__ = ("count", "total_ns", "max_ns", "_buckets")
 
-    count: i64
-    total_ns: i64
-    max_ns: i64
-
     def __init__(self) -> None:
-        self.count = 0
-        self.total_ns = 0
-        self.max_ns = 0
+        self.count: i64 = 0
+        self.total_ns: i64 = 0
+        self.max_ns: i64 = 0
         self._buckets: vec[i64] = vec[i64]([0] * _NUM_BUCKETS)
 
     def add(self, duration_ns: i64) -> None:
@@ -101,10 +97,8 @@ class CallRecorder:
 
     __slots__ = ("histograms",)
 
-    histograms: Final[tuple[LatencyHistogram, ...]]
-
     def __init__(self) -> None:
-        self.histograms = tuple([LatencyHistogram() for _ in CALL_NAMES])
+        self.histograms: Final[tuple[LatencyHistogram, ...]] = tuple([LatencyHistogram() for _ in CALL_NAMES])
 
     def add(self, kind: int, duration_ns: i64) -> None:
         self.histograms[kind].add(duration_ns)

@@ -116,8 +116,6 @@ class _Replayer:
 
     __slots__ = ("plan", "_console", "_manager", "_decode_manager", "_timeline")
 
-    plan: Final[ReplayPlan]
-
     def __init__(
         self,
         plan: ReplayPlan,
@@ -127,7 +125,7 @@ class _Replayer:
         timeline: Timeline | None,
     ) -> None:
         """``decode_manager``: None to decode where the prompt was computed."""
-        self.plan = plan
+        self.plan: Final = plan
         self._console: Final = console
         self._manager: Final = manager
         self._decode_manager: Final = decode_manager

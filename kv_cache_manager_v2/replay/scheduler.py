@@ -48,9 +48,6 @@ class Scheduler:
         "_decoding", "_handover", "_clock", "_guard",
     )  # fmt: skip
 
-    tally: Final[Tally]
-    census: Final[SlotCensus]
-
     def __init__(
         self,
         calls: TimedCalls,
@@ -65,8 +62,8 @@ class Scheduler:
 
         ``clock``: simulated time, with a timed queue; None to count steps.
         """
-        self.tally = Tally(len(calls.manager.cache_tier_list))
-        self.census = SlotCensus(calls.manager)
+        self.tally: Final = Tally(len(calls.manager.cache_tier_list))
+        self.census: Final = SlotCensus(calls.manager)
         self._calls: Final = calls
         self._queue: Final = queue
         self._limits: Final = limits

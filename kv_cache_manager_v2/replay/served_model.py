@@ -85,19 +85,14 @@ class ConfiguredModel(ServedModel):
 
     __slots__ = ("name", "layers", "base_tokens", "config", "_notes")
 
-    name: Final[str]
-    layers: Final[tuple[LayerConfig, ...]]
-    base_tokens: Final[int]
-    config: Final[KVCacheManagerConfig | None]
-
     def __init__(
         self, name: str, layers: Sequence[LayerConfig], base_tokens: int = 1, config: KVCacheManagerConfig | None = None,
         notes: Sequence[str] = (),
     ) -> None:  # fmt: skip
-        self.name = name
-        self.layers = tuple(layers)
-        self.base_tokens = base_tokens
-        self.config = config
+        self.name: Final = name
+        self.layers: Final[tuple[LayerConfig, ...]] = tuple(layers)
+        self.base_tokens: Final = base_tokens
+        self.config: Final = config
         self._notes: Final = tuple(notes)
 
     def _arguments(self) -> tuple[object, ...]:

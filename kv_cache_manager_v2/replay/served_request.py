@@ -30,63 +30,41 @@ class ServedRequest:
         "has_state", "num_reusable", "ready_ms", "last_token_ms", "_tokens", "_answer",
     )  # fmt: skip
 
-    request: Final[Request]
-    ticket: Final[int]
-    """Order of arrival: the lower, the older."""
-    num_prompt_tokens: Final[int]
-    num_tokens: Final[int]
-    """Tokens to be computed before it is done."""
-    position: int
-    num_known: int
-    num_inputs: int
-    """Of the step that is being made."""
-    kv_cache: KVCache | None
-    was_admitted: bool
-    must_look: bool
-    """Its slots may have changed since they were last counted (`SlotCensus`)."""
-    is_arriving: bool
-    """Resumed without waiting, and some of its pages have not arrived."""
-    paused_until: int
-    """While preempted: the first step in which it may come back."""
-    cursor: Final[LedgerCursor]
-    num_drafts: int
-    """Draft tokens behind the step's inputs."""
-    num_pending: int
-    """Computed tokens behind `position` that are not committed yet: of several beams."""
-    suffixes: list[list[int]]
-    """What each beam has behind `position`; empty while there is one beam."""
-    answer_beam: int
-    has_state: bool
-    """Whether the model has recurrent layers."""
-    num_reusable: Final[int]
-    """Prompt tokens that an earlier request of the workload has, whether they are computed or not."""
-    ready_ms: float
-    """In simulated time: when it arrived, or as a later turn could."""
-    last_token_ms: float
-    """In simulated time: when it generated its last token; negative before the first."""
-
     def __init__(self, request: Request, ticket: int, num_reusable: int = 0) -> None:
-        self.request = request
-        self.ticket = ticket
-        self.num_prompt_tokens = request.num_prompt_tokens
-        self.num_tokens = request.num_computed_tokens
+        self.request: Final = request
+        self.ticket: Final = ticket
+        """Order of arrival: the lower, the older."""
+        self.num_prompt_tokens: Final[int] = request.num_prompt_tokens
+        self.num_tokens: Final[int] = request.num_computed_tokens
+        """Tokens to be computed before it is done."""
         self.position = 0
-        self.num_known = request.num_prompt_tokens
+        self.num_known: int = request.num_prompt_tokens
         self.num_inputs = 0
-        self.kv_cache = None
+        """Of the step that is being made."""
+        self.kv_cache: KVCache | None = None
         self.was_admitted = False
         self.must_look = False
+        """Its slots may have changed since they were last counted (`SlotCensus`)."""
         self.is_arriving = False
+        """Resumed without waiting, and some of its pages have not arrived."""
         self.paused_until = 0
-        self.cursor = LedgerCursor(request)
+        """While preempted: the first step in which it may come back."""
+        self.cursor: Final = LedgerCursor(request)
         self.num_drafts = 0
+        """Draft tokens behind the step's inputs."""
         self.num_pending = 0
-        self.suffixes = []
+        """Computed tokens behind `position` that are not committed yet: of several beams."""
+        self.suffixes: list[list[int]] = []
+        """What each beam has behind `position`; empty while there is one beam."""
         self.answer_beam = 0
         self.has_state = False
-        self.num_reusable = num_reusable
+        """Whether the model has recurrent layers."""
+        self.num_reusable: Final = num_reusable
+        """Prompt tokens that an earlier request of the workload has, whether they are computed or not."""
         self.ready_ms = 0.0
-        self.last_token_ms = -1.0
+        """In simulated time: when it arrived, or as a later turn could."""
+        self.last_token_ms: float = -1.0
+        """In simulated time: when it generated its last token; negative before the first."""
         self._tokens: Tokens | None = None
         self._answer: list[int] | None = None
 

@@ -26,12 +26,9 @@ class StepTime(Value):
 
     __slots__ = ("step_microseconds", "input_nanoseconds")
 
-    step_microseconds: Final[int]
-    input_nanoseconds: Final[int]
-
     def __init__(self, step_microseconds: int = 20_000, input_nanoseconds: int = 50_000) -> None:
-        self.step_microseconds = step_microseconds
-        self.input_nanoseconds = input_nanoseconds
+        self.step_microseconds: Final = step_microseconds
+        self.input_nanoseconds: Final = input_nanoseconds
 
     def _arguments(self) -> tuple[object, ...]:
         return (self.step_microseconds, self.input_nanoseconds)
@@ -72,12 +69,9 @@ class ServiceClock:
 
     __slots__ = ("now_ms", "step_time", "_waits", "_first_tokens", "_gaps", "_num_gaps")
 
-    now_ms: float
-    step_time: Final[StepTime]
-
     def __init__(self, step_time: StepTime) -> None:
         self.now_ms = 0.0
-        self.step_time = step_time
+        self.step_time: Final = step_time
         self._waits: Final[list[float]] = []
         self._first_tokens: Final[list[float]] = []
         self._gaps: Final[dict[int, int]] = {}

@@ -14,18 +14,6 @@ class ServingLimits(Value):
 
     __slots__ = ("max_running", "token_budget", "chunk_tokens", "preempt_share", "waits", "prefetches")
 
-    max_running: Final[int]
-    token_budget: Final[int]
-    """Input tokens of a step, over all requests."""
-    chunk_tokens: Final[int]
-    """Prompt tokens of a step, of one request."""
-    preempt_share: Final[float]
-    """The share of running requests that are suspended after each step for a few steps, whether slots are short or not."""
-    waits: Final[bool]
-    """If false, a resumed request gets no inputs before its pages have arrived: then the order of service depends on copies."""
-    prefetches: Final[bool]
-    """The pages of suspended requests are prefetched a step ahead."""
-
     def __init__(
         self, max_running: int = 64, token_budget: int = 8192, chunk_tokens: int = 2048, preempt_share: float = 0.0,
         waits: bool = True, prefetches: bool = False,
@@ -38,12 +26,17 @@ class ServingLimits(Value):
             )
         if not 0.0 <= preempt_share <= 1.0:
             raise ValueError(f"preempt_share is {preempt_share}; it is between 0 (never) and 1 (all, after every step)")
-        self.max_running = max_running
-        self.token_budget = token_budget
-        self.chunk_tokens = chunk_tokens
-        self.preempt_share = preempt_share
-        self.waits = waits
-        self.prefetches = prefetches
+        self.max_running: Final = max_running
+        self.token_budget: Final = token_budget
+        """Input tokens of a step, over all requests."""
+        self.chunk_tokens: Final = chunk_tokens
+        """Prompt tokens of a step, of one request."""
+        self.preempt_share: Final = preempt_share
+        """The share of running requests that are suspended after each step for a few steps, whether slots are short or not."""
+        self.waits: Final = waits
+        """If false, a resumed request gets no inputs before its pages have arrived: then the order of service depends on copies."""
+        self.prefetches: Final = prefetches
+        """The pages of suspended requests are prefetched a step ahead."""
 
     def _arguments(self) -> tuple[object, ...]:
         return (self.max_running, self.token_budget, self.chunk_tokens, self.preempt_share, self.waits, self.prefetches)

@@ -17,47 +17,31 @@ class Tally:
         "num_forced_preemptions", "num_restarts", "num_refused_calls", "hit_tokens", "missed_tokens",
     )  # fmt: skip
 
-    num_requests_done: int
-    num_requests_refused: int
-    """Could not fit even alone."""
-    num_requests_running: int
-    num_steps: int
-    num_prompt_tokens: int
-    num_hit_tokens: int
-    num_reusable_tokens: int
-    """Tokens that an unlimited cache would have hit."""
-    num_generated_tokens: int
-    num_computed_tokens: int
-    """Inputs of all steps, recomputed ones too."""
-    num_preemptions: int
-    """Sequences suspended for lack of slots."""
-    num_forced_preemptions: int
-    """Sequences suspended because the plan says so (`ForcedPauses`)."""
-    num_restarts: int
-    """Sequences closed for lack of slots, whose requests started again."""
-    num_refused_calls: int
-    """Refusals of `resume`, `resize` or `resize_batch` for lack of slots."""
-    hit_tokens: Final[list[int]]
-    """By cache level; with `missed_tokens` they add up to `num_prompt_tokens`."""
-    missed_tokens: Final[dict[str, int]]
-    """By the words of `prompt_misses`."""
-
     def __init__(self, num_levels: int = 1) -> None:
-        self.hit_tokens = [0] * num_levels
-        self.missed_tokens = {}
+        self.hit_tokens: Final[list[int]] = [0] * num_levels
+        """By cache level; with `missed_tokens` they add up to `num_prompt_tokens`."""
+        self.missed_tokens: Final[dict[str, int]] = {}
+        """By the words of `prompt_misses`."""
         self.num_requests_done = 0
         self.num_requests_refused = 0
+        """Could not fit even alone."""
         self.num_requests_running = 0
         self.num_steps = 0
         self.num_prompt_tokens = 0
         self.num_hit_tokens = 0
         self.num_reusable_tokens = 0
+        """Tokens that an unlimited cache would have hit."""
         self.num_generated_tokens = 0
         self.num_computed_tokens = 0
+        """Inputs of all steps, recomputed ones too."""
         self.num_preemptions = 0
+        """Sequences suspended for lack of slots."""
         self.num_forced_preemptions = 0
+        """Sequences suspended because the plan says so (`ForcedPauses`)."""
         self.num_restarts = 0
+        """Sequences closed for lack of slots, whose requests started again."""
         self.num_refused_calls = 0
+        """Refusals of `resume`, `resize` or `resize_batch` for lack of slots."""
 
     def add_prompt(self, num_tokens: int, hit_tokens: Sequence[int], missed_tokens: dict[str, int], num_reusable: int) -> None:
         """A request is admitted for the first time."""

@@ -34,12 +34,9 @@ class TimedCalls:
 
     __slots__ = ("manager", "recorder")
 
-    manager: Final[KVCacheManager]
-    recorder: Final[CallRecorder]
-
     def __init__(self, manager: KVCacheManager, recorder: CallRecorder) -> None:
-        self.manager = manager
-        self.recorder = recorder
+        self.manager: Final = manager
+        self.recorder: Final = recorder
 
     def create(self, input_tokens: Tokens, id: int) -> KVCache:
         begin: i64 = perf_counter_ns()

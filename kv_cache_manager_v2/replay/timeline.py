@@ -34,13 +34,10 @@ class Timeline:
 
     __slots__ = ("points", "tiers", "_distance", "_next_step")
 
-    points: list[TimelinePoint]
-    tiers: list[str]
-    """Names of the cache levels, warmest first."""
-
     def __init__(self) -> None:
-        self.points = []
-        self.tiers = []
+        self.points: list[TimelinePoint] = []
+        self.tiers: list[str] = []
+        """Names of the cache levels, warmest first."""
         self._distance = 1
         self._next_step = 0
 

@@ -30,14 +30,10 @@ class BadLine(Value):
 
     __slots__ = ("path", "line_number", "reason")
 
-    path: Final[str]
-    line_number: Final[int]
-    reason: Final[str]
-
     def __init__(self, path: str, line_number: int, reason: str) -> None:
-        self.path = path
-        self.line_number = line_number
-        self.reason = reason
+        self.path: Final = path
+        self.line_number: Final = line_number
+        self.reason: Final = reason
 
     def _arguments(self) -> tuple[object, ...]:
         return (self.path, self.line_number, self.reason)
@@ -55,15 +51,6 @@ class TraceScan(Value):
 
     MAX_KEPT: Final = 20
 
-    summary: Final[WorkloadSummary]
-    num_bad_lines: int
-    bad_lines: Final[list[BadLine]]
-    is_sorted: bool
-    has_times: bool
-    """Some request has another time than the first one."""
-    has_sessions: bool
-    """Some request is a later turn."""
-
     def __init__(
         self,
         summary: WorkloadSummary | None = None,
@@ -73,12 +60,14 @@ class TraceScan(Value):
         has_times: bool = False,
         has_sessions: bool = False,
     ) -> None:
-        self.summary = WorkloadSummary() if summary is None else summary
+        self.summary: Final[WorkloadSummary] = WorkloadSummary() if summary is None else summary
         self.num_bad_lines = num_bad_lines
-        self.bad_lines = list(bad_lines)
+        self.bad_lines: Final[list[BadLine]] = list(bad_lines)
         self.is_sorted = is_sorted
         self.has_times = has_times
+        """Some request has another time than the first one."""
         self.has_sessions = has_sessions
+        """Some request is a later turn."""
 
     def _arguments(self) -> tuple[object, ...]:
         return (self.summary, self.num_bad_lines, self.bad_lines, self.is_sorted, self.has_times, self.has_sessions)
@@ -96,10 +85,6 @@ class TraceWorkload(Workload):
 
     __slots__ = ("path", "limit", "block_tokens", "_options", "_progress", "_file", "_log", "_scan", "_requests", "_has_wide_ids", "_notes")
 
-    path: Final[str]
-    limit: Final[int | None]
-    block_tokens: Final[int | None]
-
     def __init__(
         self, path: str, limit: int | None = None, block_tokens: int | None = None, options: LogOptions | None = None,
         progress: ReadProgress | None = None,
@@ -108,9 +93,9 @@ class TraceWorkload(Workload):
             raise ValueError(f"block_tokens is {block_tokens}; a block of a trace has at least 1 token")
         if limit is not None and limit <= 0:
             raise ValueError(f"limit is {limit}; give a positive number of requests, or None for all")
-        self.path = path
-        self.limit = limit
-        self.block_tokens = block_tokens
+        self.path: Final = path
+        self.limit: Final = limit
+        self.block_tokens: Final = block_tokens
         self._options: Final[LogOptions] = LogOptions(block_tokens=block_tokens) if options is None else options
         self._progress: Final = progress
         self._file: Final[LogFile] = LogFile(path)

@@ -31,8 +31,6 @@ class WaitingQueue:
         "_first_arrival_ms", "_ledger",
     )  # fmt: skip
 
-    num_pulled: int
-
     def __init__(self, source: Iterator[Request], is_timed: bool = False) -> None:
         self.num_pulled = 0
         self._source: Iterator[Request] | None = source

@@ -32,32 +32,21 @@ class Request(Value):
         "pause_steps", "delay_ms", "continues",
     )  # fmt: skip
 
-    id: Final[int]
-    arrival_ms: Final[float]
-    segment_codes: Final[SegmentArray]
-    segment_lengths: Final[SegmentArray]
-    num_prompt_tokens: Final[int]
-    num_output_tokens: Final[int]
-    after: Final[int | None]
-    pause_steps: Final[int]
-    delay_ms: Final[float]
-    continues: Final[bool | None]
-
     def __init__(
         self, id: int, arrival_ms: float, segment_codes: SegmentArray, segment_lengths: SegmentArray,
         num_output_tokens: int, after: int | None = None, pause_steps: int = 0, delay_ms: float = 0.0,
         continues: bool | None = None,
     ) -> None:  # fmt: skip
-        self.id = id
-        self.arrival_ms = arrival_ms
-        self.segment_codes = segment_codes
-        self.segment_lengths = segment_lengths
-        self.num_prompt_tokens = int(segment_lengths.sum())
-        self.num_output_tokens = num_output_tokens
-        self.after = after
-        self.pause_steps = pause_steps
-        self.delay_ms = delay_ms
-        self.continues = continues
+        self.id: Final = id
+        self.arrival_ms: Final = arrival_ms
+        self.segment_codes: Final = segment_codes
+        self.segment_lengths: Final = segment_lengths
+        self.num_prompt_tokens: Final = int(segment_lengths.sum())
+        self.num_output_tokens: Final = num_output_tokens
+        self.after: Final = after
+        self.pause_steps: Final = pause_steps
+        self.delay_ms: Final = delay_ms
+        self.continues: Final = continues
 
     def _arguments(self) -> tuple[object, ...]:
         return (
@@ -101,12 +90,6 @@ class WorkloadSummary(Value):
 
     __slots__ = ("num_requests", "num_prompt_tokens", "num_output_tokens", "longest_tokens")
 
-    num_requests: int
-    num_prompt_tokens: int
-    num_output_tokens: int
-    longest_tokens: int
-    """Of the longest request, prompt and answer."""
-
     def __init__(
         self, num_requests: int = 0, num_prompt_tokens: int = 0, num_output_tokens: int = 0, longest_tokens: int = 0
     ) -> None:
@@ -114,6 +97,7 @@ class WorkloadSummary(Value):
         self.num_prompt_tokens = num_prompt_tokens
         self.num_output_tokens = num_output_tokens
         self.longest_tokens = longest_tokens
+        """Of the longest request, prompt and answer."""
 
     def _arguments(self) -> tuple[object, ...]:
         return (self.num_requests, self.num_prompt_tokens, self.num_output_tokens, self.longest_tokens)

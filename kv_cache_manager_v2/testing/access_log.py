@@ -23,14 +23,6 @@ class Access:
 
     __slots__ = ("component", "tick", "place", "what", "stack", "ranges", "is_batch")
 
-    component: Final[int]
-    tick: Final[int]
-    place: Final[str]  # "host", "stream 3"
-    what: Final[str]
-    stack: Final[CallStack]
-    ranges: Final[Sequence[MemoryAccess]]
-    is_batch: Final[bool]  # its copies may run in any order, so none may depend on another
-
     def __init__(
         self,
         component: int,
@@ -41,13 +33,13 @@ class Access:
         ranges: Sequence[MemoryAccess],
         is_batch: bool = False,
     ) -> None:
-        self.component = component
-        self.tick = tick
-        self.place = place
-        self.what = what
-        self.stack = stack
-        self.ranges = ranges
-        self.is_batch = is_batch
+        self.component: Final = component
+        self.tick: Final = tick
+        self.place: Final = place  # "host", "stream 3"
+        self.what: Final = what
+        self.stack: Final = stack
+        self.ranges: Final = ranges
+        self.is_batch: Final = is_batch  # its copies may run in any order, so none may depend on another
 
     def name(self) -> str:
         """The operation and its place, in one line."""
@@ -82,10 +74,8 @@ class AccessLog:
 
     __slots__ = ("_accesses",)
 
-    _accesses: Final[deque[Access]]
-
     def __init__(self, max_accesses: int) -> None:
-        self._accesses = deque(maxlen=max_accesses)
+        self._accesses: Final[deque[Access]] = deque(maxlen=max_accesses)
 
     def add(self, access: Access) -> None:
         self._accesses.append(access)

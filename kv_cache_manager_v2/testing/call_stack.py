@@ -21,12 +21,9 @@ class CallStack:
 
     __slots__ = ("_codes", "_instructions")
 
-    _codes: Final[list[CodeType]]
-    _instructions: Final[list[int]]
-
     def __init__(self, codes: list[CodeType], instructions: list[int]) -> None:
-        self._codes = codes
-        self._instructions = instructions
+        self._codes: Final = codes
+        self._instructions: Final = instructions
 
     def lines(self) -> list[str]:
         """``file:line function`` of each frame that does not belong to the simulated device itself."""

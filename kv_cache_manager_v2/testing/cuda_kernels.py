@@ -122,11 +122,10 @@ class CudaStaging:
 
     __slots__ = ("host", "device")
 
-    host: Final[MemoryRange]
     device: Final[MemoryRange]
 
     def __init__(self, device: Device, num_bytes: int) -> None:
-        self.host = _map(device, CacheTier.HOST_MEM, num_bytes)
+        self.host: Final[MemoryRange] = _map(device, CacheTier.HOST_MEM, num_bytes)
         try:
             self.device = _map(device, CacheTier.GPU_MEM, num_bytes)
         except BaseException:
@@ -165,10 +164,8 @@ class _Upload:
 
     __slots__ = ("num_words", "_arrays", "_places")
 
-    num_words: int
-
     def __init__(self) -> None:
-        self.num_words = _RESULT_WORDS
+        self.num_words: int = _RESULT_WORDS
         self._arrays: Final[list[npt.NDArray[np.uint64]]] = []
         self._places: Final[dict[int, int]] = {}
 
@@ -198,17 +195,13 @@ class CudaBatchLaunch(BatchLaunch):
 
     __slots__ = ("layers", "staging", "event", "_launcher", "_device", "_stream", "_upload", "_spans")
 
-    layers: Final[list[LayerWork]]
-    staging: Final[CudaStaging]
-    event: int | None
-    """Done when the batch is; None until it is wholly enqueued."""
-
     def __init__(self, launcher: "CudaLauncher", device: Device, stream: int, layers: list[LayerWork]) -> None:
         self._launcher: Final[CudaLauncher] = launcher
         self._device: Final[Device] = device
         self._stream: Final[int] = stream
-        self.layers = layers
-        self.event = None
+        self.layers: Final = layers
+        self.event: int | None = None
+        """Done when the batch is; None until it is wholly enqueued."""
         self._upload: Final[_Upload] = _Upload()
         self._spans: Final[dict[int, npt.NDArray[np.int64]]] = {}
         for layer in layers:
@@ -217,7 +210,7 @@ class CudaBatchLaunch(BatchLaunch):
                 for image, pages in ((work.write_image, work.write_pages), (work.check_image, work.check_pages)):
                     self._upload.add(pages)
                     self._upload.add(self._spans_of(image))
-        self.staging = launcher.take_staging(8 * self._upload.num_words)
+        self.staging: Final[CudaStaging] = launcher.take_staging(8 * self._upload.num_words)
 
     def upload(self) -> None:
         self._upload.fill(self.staging.host_words(self._upload.num_words))
@@ -304,13 +297,10 @@ class CudaLauncher(KernelLauncher):
 
     __slots__ = ("write_kernel", "check_kernel", "_device", "_log", "_running", "_free")
 
-    write_kernel: Final[Any]
-    check_kernel: Final[Any]
-
     def __init__(self, device: Device, log: MismatchLog) -> None:
         compiler: Any = device
-        self.write_kernel = compiler.compile(CUDA_SOURCE, "write_tokens")
-        self.check_kernel = compiler.compile(CUDA_SOURCE, "check_tokens")
+        self.write_kernel: Final[Any] = compiler.compile(CUDA_SOURCE, "write_tokens")
+        self.check_kernel: Final[Any] = compiler.compile(CUDA_SOURCE, "check_tokens")
         self._device: Final[Device] = device
         self._log: Final[MismatchLog] = log
         self._running: Final[list[CudaBatchLaunch]] = []

@@ -85,22 +85,16 @@ class EngineMemory:
 
     __slots__ = ("_device", "_ranges", "_streams", "_workers", "_after")
 
-    _device: Final[Device]
-    _ranges: Final[dict[tuple[int, int, str, int], tuple[int, int]]]
-    """Address and bytes, by manager, layer, role and level."""
-    _workers: Final[dict[int, SimulatedWorker]]
-    """By manager that lists copies."""
-    _after: Final[dict[int, int]]
-    """By manager whose last worker has missed a list, the number after which a new worker goes on."""
-    _streams: Final[list[int]]
-    """Those that have places for scratch blocks, behind the manager's slots."""
-
     def __init__(self, device: Device) -> None:
-        self._device = device
-        self._ranges = {}
-        self._streams = []
-        self._workers = {}
-        self._after = {}
+        self._device: Final = device
+        self._ranges: Final[dict[tuple[int, int, str, int], tuple[int, int]]] = {}
+        """Address and bytes, by manager, layer, role and level."""
+        self._streams: Final[list[int]] = []
+        """Those that have places for scratch blocks, behind the manager's slots."""
+        self._workers: Final[dict[int, SimulatedWorker]] = {}
+        """By manager that lists copies."""
+        self._after: Final[dict[int, int]] = {}
+        """By manager whose last worker has missed a list, the number after which a new worker goes on."""
 
     def take_scratch(self, stream: int, num_taken: int, num_blocks: int) -> int:
         """The first place for so many scratch blocks of a step on that stream; ``num_taken``: what the step has by now."""

@@ -72,14 +72,10 @@ class EventFollower:
 
     __slots__ = ("index", "_event_manager", "_announced")
 
-    index: Final[KVCacheEventIndex]
-    _event_manager: Final[KVCacheEventManager]
-    _announced: Final[set[tuple[BlockHash, int]]]
-
     def __init__(self, event_manager: KVCacheEventManager) -> None:
-        self.index = KVCacheEventIndex()
-        self._event_manager = event_manager
-        self._announced = set()
+        self.index: Final = KVCacheEventIndex()
+        self._event_manager: Final = event_manager
+        self._announced: Final[set[tuple[BlockHash, int]]] = set()
 
     def check(self, dump: dict[str, Any]) -> None:
         """`EventMismatch` unless the events so far, and a snapshot by itself, both add up to the state dump.

@@ -36,11 +36,8 @@ class FaultPlan(Handle):
 
     _NAMES: ClassVar[str] = "calls of a device of this process"
 
-    _pending: Final[dict[str, list["_Fault"]]]
-    num_fired: int
-
     def __init__(self) -> None:
-        self._pending = {}
+        self._pending: Final[dict[str, list["_Fault"]]] = {}
         self.num_fired = 0
 
     def fail(self, kind: str, nth: int, error: BaseException) -> None:
@@ -95,9 +92,6 @@ class FaultPlan(Handle):
 class _Fault:
     __slots__ = ("calls_left", "error")
 
-    calls_left: int
-    error: Final[BaseException]
-
     def __init__(self, calls_left: int, error: BaseException) -> None:
         self.calls_left = calls_left
-        self.error = error
+        self.error: Final = error

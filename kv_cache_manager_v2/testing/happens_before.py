@@ -28,8 +28,6 @@ class VectorClock:
 
     __slots__ = ("ticks",)
 
-    ticks: list[int]
-
     def __init__(self, ticks: list[int]) -> None:
         self.ticks = ticks
 

@@ -97,36 +97,17 @@ class _Rerun:
         "priorities", "num_calls", "num_digests", "num_torn_bytes", "prompts", "stop_after", "dump", "progress", "folder",
     )  # fmt: skip
 
-    reader: Final[JournalReader]
-    device: Device
-    check_invariants: Final[bool]
     manager: Final[KVCacheManager]
-    sequences: Final[dict[int, KVCache]]
-    plans: Final[list[CommittedBlockDrop]]
-    leases: Final[dict[int, TransferLease]]
     num_created: int
     serial: int
     """Of the sequence that the present call is about."""
-    streams: Final[dict[int, int]]
-    priorities: list[int]
-    num_calls: int
-    num_digests: int
-    num_torn_bytes: int
-    prompts: Final[dict[int, list[int | bytes]]]
-    """What open sequences were given, which their commits may refer to."""
-    stop_after: int | None
-    """Calls after which to end; None for all."""
-    dump: dict[str, Any]
-    """Of the manager, after the last call."""
-    progress: Callable[[int, int], None] | None
-    folder: TemporaryDirectory[str] | None
-    """Where the durable level is, if there is one: never that of the manager that was recorded."""
 
     def __init__(self, reader: JournalReader, device: Device, check_invariants: bool) -> None:
-        self.reader = reader
+        self.reader: Final = reader
         self.device = device
-        self.check_invariants = check_invariants
-        self.folder = None
+        self.check_invariants: Final = check_invariants
+        self.folder: TemporaryDirectory[str] | None = None
+        """Where the durable level is, if there is one: never that of the manager that was recorded."""
         try:
             config = decode_config(reader.config)
             if config.is_external and device.has_memory:
@@ -143,19 +124,22 @@ class _Rerun:
             if isinstance(error, (ValueError, TypeError)) and not isinstance(error, JournalError):
                 raise JournalError(f"the configuration in the journal cannot be used: {error}") from error
             raise
-        self.sequences = {}
-        self.plans = []
-        self.leases = {}
+        self.sequences: Final[dict[int, KVCache]] = {}
+        self.plans: Final[list[CommittedBlockDrop]] = []
+        self.leases: Final[dict[int, TransferLease]] = {}
         self.num_created = self.serial = 0
-        self.streams = {}
-        self.priorities = []
+        self.streams: Final[dict[int, int]] = {}
+        self.priorities: list[int] = []
         self.num_calls = 0
         self.num_digests = 0
         self.num_torn_bytes = 0
-        self.prompts = {}
-        self.stop_after = None
-        self.dump = {}
-        self.progress = None
+        self.prompts: Final[dict[int, list[int | bytes]]] = {}
+        """What open sequences were given, which their commits may refer to."""
+        self.stop_after: int | None = None
+        """Calls after which to end; None for all."""
+        self.dump: dict[str, Any] = {}
+        """Of the manager, after the last call."""
+        self.progress: Callable[[int, int], None] | None = None
 
     def run(self) -> RerunResult:
         try:

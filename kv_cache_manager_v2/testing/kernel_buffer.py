@@ -19,18 +19,6 @@ class KernelBuffer:
         "layer_id", "role", "key", "is_state", "window_size", "num_sink_tokens", "layout", "pages_per_block", "num_state_slots"
     )  # fmt: skip
 
-    layer_id: Final[int]
-    role: Final[str]
-    key: Final[int]
-    is_state: Final[bool]
-    window_size: Final[int | None]
-    num_sink_tokens: Final[int]
-    layout: Final[TokenLayout]
-    pages_per_block: Final[int]
-    """More than one if the kernel's blocks are smaller than the manager's."""
-    num_state_slots: Final[int]
-    """Of a recurrent state: the slots that the states of consecutive lengths use in turn."""
-
     def __init__(
         self,
         layer_id: int,
@@ -42,15 +30,17 @@ class KernelBuffer:
         pages_per_block: int,
         num_state_slots: int = 1,
     ) -> None:
-        self.layer_id = layer_id
-        self.role = role
-        self.key = buffer_key(layer_id, role)
-        self.is_state = is_state
-        self.window_size = window_size
-        self.num_sink_tokens = num_sink_tokens
-        self.layout = layout
-        self.pages_per_block = pages_per_block
-        self.num_state_slots = num_state_slots
+        self.layer_id: Final = layer_id
+        self.role: Final = role
+        self.key: Final[int] = buffer_key(layer_id, role)
+        self.is_state: Final = is_state
+        self.window_size: Final = window_size
+        self.num_sink_tokens: Final = num_sink_tokens
+        self.layout: Final = layout
+        self.pages_per_block: Final = pages_per_block
+        """More than one if the kernel's blocks are smaller than the manager's."""
+        self.num_state_slots: Final = num_state_slots
+        """Of a recurrent state: the slots that the states of consecutive lengths use in turn."""
 
 
 def kernel_buffers(config: KVCacheManagerConfig) -> list[list[KernelBuffer]]:

@@ -30,18 +30,14 @@ class _BaseTable:
 
     __slots__ = ("indices", "offset", "scratch")
 
-    indices: Final[list[Any]]
-    """int32 per row."""
-    offset: Final[Ints]
-    """By row: its first block in the concatenated table."""
-    scratch: Final[list[Any]]
-    """ScratchDesc or None per row; empty if no row has one."""
-
     def __init__(self, indices: list[Any], scratch: list[Any]) -> None:
-        self.indices = indices
+        self.indices: Final = indices
+        """int32 per row."""
         lengths = np.array([len(row) for row in indices], dtype=np.int64)
-        self.offset = np.cumsum(lengths) - lengths
-        self.scratch = scratch
+        self.offset: Final[Ints] = np.cumsum(lengths) - lengths
+        """By row: its first block in the concatenated table."""
+        self.scratch: Final = scratch
+        """ScratchDesc or None per row; empty if no row has one."""
 
 
 @final
@@ -64,12 +60,10 @@ class LaunchPlan:
         "_images",
     )
 
-    rows: Final[StepRows]
-
     def __init__(
         self, batch: StepBatch, model: list[list[KernelBuffer]], mode: PageIndexMode, has_scratch: bool, memory: EngineMemory | None
     ) -> None:
-        self.rows = batch.make_rows()
+        self.rows: Final[StepRows] = batch.make_rows()
         self._manager: Final[PagedManager] = batch.manager
         self._sequences: Final[list[PagedSequence]] = batch.sequences
         self._model: Final[list[list[KernelBuffer]]] = model

@@ -34,16 +34,6 @@ class BufferWork:
         "check_pages",
     )
 
-    buffer: Final[KernelBuffer]
-    base_address: Final[int]
-    stride_bytes: Final[int]
-    num_pages: Final[int]
-    write_image: Final[SpanImage]
-    write_pages: Final[Ints]
-    """Page index per span of the image; anything outside the range above is no page."""
-    check_image: Final[SpanImage]
-    check_pages: Final[Ints]
-
     def __init__(
         self,
         buffer: KernelBuffer,
@@ -55,14 +45,15 @@ class BufferWork:
         check_image: SpanImage,
         check_pages: Ints,
     ) -> None:
-        self.buffer = buffer
-        self.base_address = base_address
-        self.stride_bytes = stride_bytes
-        self.num_pages = num_pages
-        self.write_image = write_image
-        self.write_pages = write_pages
-        self.check_image = check_image
-        self.check_pages = check_pages
+        self.buffer: Final = buffer
+        self.base_address: Final = base_address
+        self.stride_bytes: Final = stride_bytes
+        self.num_pages: Final = num_pages
+        self.write_image: Final = write_image
+        self.write_pages: Final = write_pages
+        """Page index per span of the image; anything outside the range above is no page."""
+        self.check_image: Final = check_image
+        self.check_pages: Final = check_pages
 
     def is_page(self, pages: Ints) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
         return (pages >= 0) & (pages < self.num_pages)
@@ -75,16 +66,12 @@ class LayerWork:
 
     __slots__ = ("rows", "buffers", "is_state", "_model")
 
-    rows: Final[StepRows]
-    buffers: Final[list[BufferWork]]
-    is_state: Final[bool]
-
     def __init__(
         self, rows: StepRows, buffers: list[BufferWork], is_state: bool, model: list[list[KernelBuffer]]
     ) -> None:
-        self.rows = rows
-        self.buffers = buffers
-        self.is_state = is_state
+        self.rows: Final = rows
+        self.buffers: Final = buffers
+        self.is_state: Final = is_state
         self._model: Final[list[list[KernelBuffer]]] = model
 
     def mismatch(self, work: BufferWork, span: int, token_in_page: int, found: bytes | None) -> KVMismatch:

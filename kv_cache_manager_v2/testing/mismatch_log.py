@@ -20,12 +20,9 @@ class MismatchLog:
 
     MAX_KEPT: Final = 16
 
-    count: int
-    first: Final[list[KVMismatch]]
-
     def __init__(self) -> None:
         self.count = 0
-        self.first = []
+        self.first: Final[list[KVMismatch]] = []
         self._pending: KVMismatch | None = None
 
     def add(self, mismatch: KVMismatch) -> None:

@@ -21,19 +21,13 @@ class PageSpans:
 
     __slots__ = ("tokens_per_page", "row", "page", "beg", "end")
 
-    tokens_per_page: Final[int]
-    row: Final[Ints]
-    page: Final[Ints]
-    """Ordinal of the page in its sequence: tokens ``page * tokens_per_page`` and on."""
-    beg: Final[Ints]
-    end: Final[Ints]
-
     def __init__(self, tokens_per_page: int, row: Ints, page: Ints, beg: Ints, end: Ints) -> None:
-        self.tokens_per_page = tokens_per_page
-        self.row = row
-        self.page = page
-        self.beg = beg
-        self.end = end
+        self.tokens_per_page: Final = tokens_per_page
+        self.row: Final = row
+        self.page: Final = page
+        """Ordinal of the page in its sequence: tokens ``page * tokens_per_page`` and on."""
+        self.beg: Final = beg
+        self.end: Final = end
 
     def __len__(self) -> int:
         return len(self.row)

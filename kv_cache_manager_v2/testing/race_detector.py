@@ -27,18 +27,12 @@ class RaceDetector:
 
     __slots__ = ("races", "_log", "_shadow", "host_clock", "_host_version")
 
-    races: Final[list[RaceError]]
-    _log: Final[AccessLog]
-    _shadow: Final[ShadowMemory]
-    host_clock: Final[VectorClock]
-    _host_version: int  # changes with the host's clock, so that a stream joins it only after a change
-
     def __init__(self, ranges: AddressRanges, log_length: int) -> None:
-        self.races = []
-        self._log = AccessLog(log_length)
-        self._shadow = ShadowMemory(ranges, self._log)
-        self.host_clock = VectorClock([0])
-        self._host_version = 0
+        self.races: Final[list[RaceError]] = []
+        self._log: Final = AccessLog(log_length)
+        self._shadow: Final = ShadowMemory(ranges, self._log)
+        self.host_clock: Final = VectorClock([0])
+        self._host_version = 0  # changes with the host's clock, so that a stream joins it only after a change
 
     # -- clocks -------------------------------------------------------------------------------------------------------
 

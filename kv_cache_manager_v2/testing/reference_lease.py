@@ -19,20 +19,13 @@ class LeasedPage:
 
     __slots__ = ("group", "ordinal", "slot", "number", "is_lent", "node")
 
-    group: Final[int]
-    ordinal: Final[int]
-    slot: Final[int]  # when it was leased; a page that is only kept may have moved since
-    number: Final[int | None]
-    is_lent: Final[bool]  # or only kept, so that lent pages stay reachable
-    node: int | None  # the published block whose page it is
-
     def __init__(self, group: int, ordinal: int, slot: int, number: int | None, is_lent: bool, node: int | None) -> None:
-        self.group = group
-        self.ordinal = ordinal
-        self.slot = slot
-        self.number = number
-        self.is_lent = is_lent
-        self.node = node
+        self.group: Final = group
+        self.ordinal: Final = ordinal
+        self.slot: Final = slot  # when it was leased; a page that is only kept may have moved since
+        self.number: Final = number
+        self.is_lent: Final = is_lent  # or only kept, so that lent pages stay reachable
+        self.node: int | None = node  # the published block whose page it is
 
     @property
     def published(self) -> Page | None:
@@ -52,14 +45,10 @@ class ReferenceLease:
 
     __slots__ = ("scope", "pages", "numbers")
 
-    scope: Final[Scope]
-    pages: Final[list[LeasedPage]]
-    numbers: Final[set[int]]
-
     def __init__(self, scope: Scope) -> None:
-        self.scope = scope
-        self.pages = []
-        self.numbers = set()
+        self.scope: Final = scope
+        self.pages: Final[list[LeasedPage]] = []
+        self.numbers: Final[set[int]] = set()
 
     def lent_slots(self, group: int) -> list[int]:
         return [page.slot for page in self.pages if page.group == group and page.is_lent]

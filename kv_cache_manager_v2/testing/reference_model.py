@@ -45,13 +45,10 @@ class ReferenceModel(ReferenceRoom):
 
     __slots__ = ("plans", "_num_epochs")
 
-    plans: Final[ReferencePlans]
-    _num_epochs: int  # that have ended
-
     def __init__(self, config: KVCacheManagerConfig, layer_grouping: Sequence[Sequence[int]]) -> None:
         super().__init__(config, layer_grouping)
-        self.plans = ReferencePlans(self)
-        self._num_epochs = 0
+        self.plans: Final = ReferencePlans(self)
+        self._num_epochs = 0  # that have ended
 
     def find_planned(self, scope: Scope, text: Text) -> int:
         """The longest reusable prefix that ends with a planned block; 0 if there is none."""

@@ -40,47 +40,15 @@ class ReferencePages:
         "num_drop_plans", "pool_group_of", "num_slots",
     )  # fmt: skip
 
-    tokens_per_block: Final[int]
-    rules: Final[list[GroupRule]]
-    tree: Final[ReferenceTree]
-    sequences: Final[dict[int, ReferenceSequence]]
-    statuses: dict[Page, str]
-    places: dict[Page, tuple[int, int]]  # level and slot
-    _with_partial_blocks: Final[bool]
-    _backoff: Final[int]
-    _must_come: Final[set[Page]]
-    _may_come: Final[set[Page]]
-    _may_go: Final[set[Page]]
-    _may_all_go: bool
-    _scratch_rules: Final[list[ScratchRule]]  # by group; empty if scratch slots are not configured
-    _maybe_published: Final[dict[int, int]]  # by the number of a shared private block: the node that it may be by now
-    _next_private: int
-    state: Final[StateRule]
-    lost: set[Page]  # existing pages whose bytes could not be read
-    leases: Final[dict[int, ReferenceLease]]
-    _published_as: Final[dict[int, set[int]]]  # by the number of a private block that was shared: the nodes that it may be by now
-    _snapshots_due: Final[set[Page]]  # made last in their call, so nothing can have evicted them
-    twins: Final[list[ReferenceTwin]]  # the oldest first
-    indices_stay: Final[bool]
-    takes_no_copies: Final[bool]
-    in_tree: set[int]
-    """The nodes of the last dump, whatever pages they have."""
-    num_drop_plans: int
-    """How many are open. One keeps the last block that it names in the tree, whatever pages that has left."""
-    pool_group_of: Sequence[int]
-    """By layer group."""
-    num_slots: Sequence[int]
-    """By pool group, of level 0; empty: any number."""
-
     def __init__(self, config: KVCacheManagerConfig, layer_grouping: Sequence[Sequence[int]]) -> None:
         size = config.tokens_per_block
-        self.tokens_per_block = size
+        self.tokens_per_block: Final[int] = size
         layers = group_layers(config)
         expected = [[layer.layer_id for layer in members] for members in layers]
         if [list(group) for group in layer_grouping] != expected:
             raise ModelDisagreement(f"the layer groups are {layer_grouping}, must be {expected}")
-        self.rules = make_rules(config)
-        self._scratch_rules = []
+        self.rules: Final[list[GroupRule]] = make_rules(config)
+        self._scratch_rules: Final[list[ScratchRule]] = []  # by group; empty if scratch slots are not configured
         scratch = config.swa_scratch_reuse
         if scratch is not None:
             division = config.divide_into_equal_slots()
@@ -88,30 +56,35 @@ class ReferencePages:
                 slot_bytes = None if division is None or rule.is_state else sum(division.slot_bytes)
                 rules = ScratchRule(rule, members, size, scratch.max_rewind_len, config.is_external, slot_bytes)
                 self._scratch_rules.append(rules)
-        self.tree = ReferenceTree(size, self.rules)
-        self.state = StateRule(config, self.rules, self.tree)
-        self.sequences = {}
-        self.statuses = {}
-        self.places = {}
-        self._with_partial_blocks = config.enable_partial_reuse
-        self._backoff = config.reuse_match_backoff
-        self._must_come = set()
-        self._may_come = set()
-        self._may_go = set()
+        self.tree: Final = ReferenceTree(size, self.rules)
+        self.state: Final = StateRule(config, self.rules, self.tree)
+        self.sequences: Final[dict[int, ReferenceSequence]] = {}
+        self.statuses: dict[Page, str] = {}
+        self.places: dict[Page, tuple[int, int]] = {}  # level and slot
+        self._with_partial_blocks: Final[bool] = config.enable_partial_reuse
+        self._backoff: Final[int] = config.reuse_match_backoff
+        self._must_come: Final[set[Page]] = set()
+        self._may_come: Final[set[Page]] = set()
+        self._may_go: Final[set[Page]] = set()
         self._may_all_go = False
-        self._maybe_published = {}
+        self._maybe_published: Final[dict[int, int]] = {}  # by the number of a shared private block: the node that it may be by now
         self._next_private = 0
-        self.lost = set()
-        self._snapshots_due = set()
-        self.leases = {}
-        self._published_as = {}
-        self.twins = []
-        self.in_tree = set()
+        self.lost: set[Page] = set()  # existing pages whose bytes could not be read
+        self._snapshots_due: Final[set[Page]] = set()  # made last in their call, so nothing can have evicted them
+        self.leases: Final[dict[int, ReferenceLease]] = {}
+        self._published_as: Final[dict[int, set[int]]] = {}
+        """By the number of a private block that was shared: the nodes that it may be by now."""
+        self.twins: Final[list[ReferenceTwin]] = []  # the oldest first
+        self.in_tree: set[int] = set()
+        """The nodes of the last dump, whatever pages they have."""
         self.num_drop_plans = 0
-        self.pool_group_of = []
-        self.num_slots = []
-        self.indices_stay = not config.allow_seq_rebasing
-        self.takes_no_copies = config.takes_no_copies
+        """How many are open. One keeps the last block that it names in the tree, whatever pages that has left."""
+        self.pool_group_of: Sequence[int] = []
+        """By layer group."""
+        self.num_slots: Sequence[int] = []
+        """By pool group, of level 0; empty: any number."""
+        self.indices_stay: Final[bool] = not config.allow_seq_rebasing
+        self.takes_no_copies: Final[bool] = config.takes_no_copies
 
     # -- state dumps --------------------------------------------------------------------------------------------------
 

@@ -21,18 +21,12 @@ class ReferencePlan:
 
     __slots__ = ("node", "ordinal", "writer", "readers", "above")
 
-    node: Final[int]
-    ordinal: Final[int]
-    writer: Final[ReferenceSequence]
-    readers: Final[list[ReferenceSequence]]
-    above: "Final[ReferencePlan | None]"
-
     def __init__(self, node: int, ordinal: int, writer: ReferenceSequence, above: "ReferencePlan | None") -> None:
-        self.node = node
-        self.ordinal = ordinal
-        self.writer = writer
-        self.readers = []
-        self.above = above
+        self.node: Final = node
+        self.ordinal: Final = ordinal
+        self.writer: Final = writer
+        self.readers: Final[list[ReferenceSequence]] = []
+        self.above: "Final[ReferencePlan | None]" = above
 
 
 @final
@@ -42,12 +36,9 @@ class ReferencePlans:
 
     __slots__ = ("_pages", "_plans")
 
-    _pages: Final[ReferencePages]
-    _plans: Final[list[ReferencePlan]]
-
     def __init__(self, pages: ReferencePages) -> None:
-        self._pages = pages
-        self._plans = []
+        self._pages: Final = pages
+        self._plans: Final[list[ReferencePlan]] = []
 
     def __len__(self) -> int:
         return len(self._plans)

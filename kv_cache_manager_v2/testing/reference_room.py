@@ -19,22 +19,15 @@ class SlotNeed:
 
     __slots__ = ("least", "most", "least_copied", "most_copied", "released", "doubtful", "newly_locked")
 
-    least: Final[list[int]]
-    most: Final[list[int]]
-    least_copied: Final[list[int]]  # copies of shared blocks, which are made before anything is released
-    most_copied: Final[list[int]]
-    released: Final[list[int]]
-    doubtful: Final[list[int]]  # released pages shared by beams that all release them, so that the library need not count them
-    newly_locked: Final[list[int]]  # existing pages that no active sequence needed so far
-
     def __init__(self, num_groups: int) -> None:
-        self.least = [0] * num_groups
-        self.most = [0] * num_groups
-        self.least_copied = [0] * num_groups
-        self.most_copied = [0] * num_groups
-        self.released = [0] * num_groups
-        self.doubtful = [0] * num_groups
-        self.newly_locked = [0] * num_groups
+        self.least: Final[list[int]] = [0] * num_groups
+        self.most: Final[list[int]] = [0] * num_groups
+        self.least_copied: Final[list[int]] = [0] * num_groups  # copies of shared blocks, which are made before anything is released
+        self.most_copied: Final[list[int]] = [0] * num_groups
+        self.released: Final[list[int]] = [0] * num_groups
+        self.doubtful: Final[list[int]] = [0] * num_groups
+        """Released pages shared by beams that all release them, so that the library need not count them."""
+        self.newly_locked: Final[list[int]] = [0] * num_groups  # existing pages that no active sequence needed so far
 
     def add(self, group: int, num_slots: int) -> None:
         self.least[group] += num_slots

@@ -21,21 +21,15 @@ class ScratchRule:
 
     __slots__ = ("_rule", "_tokens_per_block", "_max_rewind_len", "_blocks_per_slot", "_is_external")
 
-    _rule: Final[GroupRule]
-    _tokens_per_block: Final[int]
-    _max_rewind_len: Final[int]
-    _blocks_per_slot: Final[int]
-    _is_external: Final[bool]  # the memory is the engine's
-
     def __init__(
         self, rule: GroupRule, layers: Sequence[Any], tokens_per_block: int, max_rewind_len: int, is_external: bool,
         slot_bytes: int | None = None,
     ) -> None:  # fmt: skip
         """``slot_bytes``: what the slot is filled up to; None: as many as the layers have."""
-        self._rule = rule
-        self._tokens_per_block = tokens_per_block
-        self._max_rewind_len = max_rewind_len
-        self._is_external = is_external
+        self._rule: Final = rule
+        self._tokens_per_block: Final = tokens_per_block
+        self._max_rewind_len: Final = max_rewind_len
+        self._is_external: Final = is_external  # the memory is the engine's
         counts = [_count_sizes(layer, tokens_per_block) for layer in layers]
         fits: list[int] = []
         used_bytes = sum([size * num_buffers for count in counts for size, num_buffers in count.items()])
@@ -43,7 +37,7 @@ class ScratchRule:
             for size, num_buffers in count.items():
                 scale = sum([other.get(size, 0) for other in counts])
                 fits.append(scale * (slot_bytes or used_bytes) // used_bytes // num_buffers)
-        self._blocks_per_slot = min(fits)
+        self._blocks_per_slot: Final[int] = min(fits)
 
     def compute_range(self, history: int, capacity: int) -> tuple[int, int]:
         """First and one past the last scratch block; (0, 0) if there is none."""

@@ -24,62 +24,35 @@ class ReferenceSequence:
         "planned", "passed_history", "is_void", "is_retired", "residency", "required",
     )  # fmt: skip
 
-    name: Final[int]
-    scope: Final[Scope]
-    committed: list[TokenIdExt]
-    history: int
-    capacity: int
-    is_active: bool
-    is_committing: bool
-    publishes_at_close: bool  # it has stopped committing, and its partial last block is still to be published
-    path: list[int]
-    shared_tail: int | None
-    is_matched_tail: bool  # it was matched, so `resume` must copy it
-    adopted: dict[int, int]
-    shared_private: dict[int, int]
-    has_state: bool  # it was active once, and has had slots of recurrent state since
-    snapshot_node: int | None  # the block whose snapshot its recurrent state starts from; None: zeros
-    commit_snapshots: Final[set[tuple[int, int]]]  # pages of snapshots that its commits left where none was planned: it may replace them
-    num_matched: int  # tokens that it started with
-    peak_capacity: int  # the largest capacity so far
-    beams: "Final[list[ReferenceSequence]]"  # beams 1 and up
-    uses_scratch: bool  # whether scratch blocks share slots
-    planned: Final[set[int]]  # ordinals of the blocks that it has promised and not committed
-    passed_history: int  # the history that it had before it was void: its windows stay there
-    is_void: bool  # blocks that it was matched with were taken back
-    is_retired: bool  # its epoch has ended: it publishes nothing any more
-    residency: Final[dict[int, GroupRule]]  # by group, its residency window
-    required: set[tuple[int, int]]  # groups and ordinals of blocks behind these, locked until the next resize
-    scratch: list[tuple[int, int]]  # by group, the scratch blocks of the present step; (0, 0) for none
-
     def __init__(self, name: int, scope: Scope, num_groups: int) -> None:
-        self.name = name
-        self.scope = scope
-        self.committed = []
+        self.name: Final = name
+        self.scope: Final = scope
+        self.committed: list[TokenIdExt] = []
         self.history = 0
         self.capacity = 0
         self.is_active = False
         self.is_committing = True
-        self.publishes_at_close = False
-        self.path = []
-        self.shared_tail = None
-        self.is_matched_tail = False
-        self.adopted = {}
-        self.shared_private = {}
-        self.has_state = False
-        self.snapshot_node = None
-        self.peak_capacity = 0
-        self.num_matched = 0
-        self.commit_snapshots = set()
-        self.uses_scratch = False
-        self.beams = []
-        self.planned = set()
-        self.passed_history = 0
-        self.is_void = False
-        self.is_retired = False
-        self.residency = {}
-        self.required = set()
-        self.scratch = [(0, 0)] * num_groups
+        self.publishes_at_close = False  # it has stopped committing, and its partial last block is still to be published
+        self.path: list[int] = []
+        self.shared_tail: int | None = None
+        self.is_matched_tail = False  # it was matched, so `resume` must copy it
+        self.adopted: dict[int, int] = {}
+        self.shared_private: dict[int, int] = {}
+        self.has_state = False  # it was active once, and has had slots of recurrent state since
+        self.snapshot_node: int | None = None  # the block whose snapshot its recurrent state starts from; None: zeros
+        self.peak_capacity = 0  # the largest capacity so far
+        self.num_matched = 0  # tokens that it started with
+        self.commit_snapshots: Final[set[tuple[int, int]]] = set()
+        """Pages of snapshots that its commits left where none was planned: it may replace them."""
+        self.uses_scratch = False  # whether scratch blocks share slots
+        self.beams: "Final[list[ReferenceSequence]]" = []  # beams 1 and up
+        self.planned: Final[set[int]] = set()  # ordinals of the blocks that it has promised and not committed
+        self.passed_history = 0  # the history that it had before it was void: its windows stay there
+        self.is_void = False  # blocks that it was matched with were taken back
+        self.is_retired = False  # its epoch has ended: it publishes nothing any more
+        self.residency: Final[dict[int, GroupRule]] = {}  # by group, its residency window
+        self.required: set[tuple[int, int]] = set()  # groups and ordinals of blocks behind these, locked until the next resize
+        self.scratch: list[tuple[int, int]] = [(0, 0)] * num_groups  # by group, the scratch blocks of the present step; (0, 0) for none
 
     def node(self, ordinal: int) -> int | None:
         """The published block at that ordinal; None for a private one."""

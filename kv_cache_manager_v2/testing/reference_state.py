@@ -53,24 +53,16 @@ class StateRule:
 
     __slots__ = ("group", "num_slots", "max_replay_tokens", "_policy", "_tokens_per_block", "_rules", "_tree")
 
-    group: Final[int]
-    num_slots: Final[int]
-    max_replay_tokens: Final[int]
-    _policy: Final[SnapshotPolicy]
-    _tokens_per_block: Final[int]
-    _rules: Final[Sequence[GroupRule]]
-    _tree: Final[ReferenceTree]
-
     def __init__(self, config: KVCacheManagerConfig, rules: Sequence[GroupRule], tree: ReferenceTree) -> None:
         groups = [group for group, rule in enumerate(rules) if rule.is_state]
-        self.group = groups[0] if groups else -1
-        self.num_slots = config.state_checkpoints + 1 if groups else 0
+        self.group: Final[int] = groups[0] if groups else -1
+        self.num_slots: Final[int] = config.state_checkpoints + 1 if groups else 0
         # Without attention, replaying saves nothing.
-        self.max_replay_tokens = config.max_state_replay_tokens if len(groups) < len(rules) else 0
-        self._policy = config.snapshot_policy
-        self._tokens_per_block = config.tokens_per_block
-        self._rules = rules
-        self._tree = tree
+        self.max_replay_tokens: Final[int] = config.max_state_replay_tokens if len(groups) < len(rules) else 0
+        self._policy: Final[SnapshotPolicy] = config.snapshot_policy
+        self._tokens_per_block: Final[int] = config.tokens_per_block
+        self._rules: Final = rules
+        self._tree: Final = tree
 
     # -- slots --------------------------------------------------------------------------------------------------------
 

@@ -36,14 +36,10 @@ class GroupRule:
 
     __slots__ = ("window", "num_sink_blocks", "is_state")
 
-    window: Final[int | None]
-    num_sink_blocks: Final[int]
-    is_state: Final[bool]  # recurrent layers read no block at all
-
     def __init__(self, window: int | None, num_sink_blocks: int, is_state: bool = False) -> None:
-        self.window = window
-        self.num_sink_blocks = num_sink_blocks
-        self.is_state = is_state
+        self.window: Final = window
+        self.num_sink_blocks: Final = num_sink_blocks
+        self.is_state: Final = is_state  # recurrent layers read no block at all
 
     def is_stale(self, ordinal: int, history: int, tokens_per_block: int) -> bool:
         """The next token is at position ``history`` and reads positions ``history + 1 - window .. history``."""
@@ -63,14 +59,10 @@ class ReferenceMatch:
 
     __slots__ = ("best", "least", "lengths")
 
-    best: Final[int]
-    least: Final[int]
-    lengths: Final[set[int]]
-
     def __init__(self, best: int, least: int, lengths: set[int]) -> None:
-        self.best = best
-        self.least = least
-        self.lengths = lengths
+        self.best: Final = best
+        self.least: Final = least
+        self.lengths: Final = lengths
 
     def allows(self, num_tokens: int) -> bool:
         return num_tokens == self.best or (self.least <= num_tokens and num_tokens in self.lengths)
@@ -85,29 +77,18 @@ class ReferenceTree:
         "ever_published", "dropped", "_tokens_per_block", "_rules", "_roots", "_retired", "_parents", "_tokens", "_children", "_by_text",
     )  # fmt: skip
 
-    ever_published: Final[set[Page]]
-    dropped: Final[set[int]]
-    """Nodes dropped on request."""
-    _tokens_per_block: Final[int]
-    _rules: Final[Sequence[GroupRule]]
-    _roots: Final[dict[Scope, int]]
-    _retired: Final[dict[tuple[Scope, int], int]]  # roots by scope and by the epoch that ended with them
-    _parents: Final[list[int]]
-    _tokens: Final[list[Text]]
-    _children: Final[list[list[int]]]
-    _by_text: Final[dict[tuple[int, Text], int]]
-
     def __init__(self, tokens_per_block: int, rules: Sequence[GroupRule]) -> None:
-        self.ever_published = set()
-        self.dropped = set()
-        self._tokens_per_block = tokens_per_block
-        self._rules = rules
-        self._roots = {}
-        self._retired = {}
-        self._parents = []
-        self._tokens = []
-        self._children = []
-        self._by_text = {}
+        self.ever_published: Final[set[Page]] = set()
+        self.dropped: Final[set[int]] = set()
+        """Nodes dropped on request."""
+        self._tokens_per_block: Final = tokens_per_block
+        self._rules: Final = rules
+        self._roots: Final[dict[Scope, int]] = {}
+        self._retired: Final[dict[tuple[Scope, int], int]] = {}  # roots by scope and by the epoch that ended with them
+        self._parents: Final[list[int]] = []
+        self._tokens: Final[list[Text]] = []
+        self._children: Final[list[list[int]]] = []
+        self._by_text: Final[dict[tuple[int, Text], int]] = {}
 
     # -- nodes --------------------------------------------------------------------------------------------------------
 

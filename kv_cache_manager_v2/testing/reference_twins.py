@@ -20,18 +20,12 @@ class ReferenceTwin:
 
     __slots__ = ("node", "group", "ordinal", "number", "users")
 
-    node: Final[int]
-    group: Final[int]
-    ordinal: Final[int]
-    number: Final[int]
-    users: Final[list[ReferenceSequence]]
-
     def __init__(self, node: int, group: int, ordinal: int, number: int, users: list[ReferenceSequence]) -> None:
-        self.node = node
-        self.group = group
-        self.ordinal = ordinal
-        self.number = number
-        self.users = users
+        self.node: Final = node
+        self.group: Final = group
+        self.ordinal: Final = ordinal
+        self.number: Final = number
+        self.users: Final = users
 
     @property
     def private_name(self) -> tuple[int, int]:

@@ -31,18 +31,12 @@ from .simulated_memory import AddressRanges
 class _Segment:
     __slots__ = ("beg", "end", "writer", "is_written", "readers")
 
-    beg: int
-    end: int
-    writer: Access | None
-    is_written: bool
-    readers: tuple[Access, ...]
-
     def __init__(self, beg: int, end: int) -> None:
         self.beg = beg
         self.end = end
-        self.writer = None
+        self.writer: Access | None = None
         self.is_written = False
-        self.readers = ()
+        self.readers: tuple[Access, ...] = ()
 
 
 @final
@@ -52,20 +46,13 @@ class ShadowMemory:
 
     __slots__ = ("_ranges", "_log", "_begs", "_segments", "_reader", "_readers")
 
-    _ranges: Final[AddressRanges]
-    _log: Final[AccessLog]
-    _begs: Final[list[int]]  # of `_segments`, for bisection
-    _segments: Final[list[_Segment]]
-    _reader: Access | None
-    _readers: tuple[Access, ...]  # `_reader` alone: made once per access, stored in most segments that it reads
-
     def __init__(self, ranges: AddressRanges, log: AccessLog) -> None:
-        self._ranges = ranges
-        self._log = log
-        self._begs = []
-        self._segments = []
-        self._reader = None
-        self._readers = ()
+        self._ranges: Final = ranges
+        self._log: Final = log
+        self._begs: Final[list[int]] = []  # of `_segments`, for bisection
+        self._segments: Final[list[_Segment]] = []
+        self._reader: Access | None = None
+        self._readers: tuple[Access, ...] = ()  # `_reader` alone: made once per access, stored in most segments that it reads
 
     # -- mapping ------------------------------------------------------------------------------------------------------
 

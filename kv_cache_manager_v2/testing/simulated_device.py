@@ -69,23 +69,7 @@ class SimulatedDevice(RangedDevice):
 
     seed: Final[int]
     faults: Final[FaultPlan]
-    _random: Final[Random]
-    _is_external: Final[bool]
-    _log: CopyLog | None
-    _total_bytes: Final[int]
-    _limit_bytes: Final[list[int]]  # by tier
-    _mapped_bytes: Final[list[int]]  # by tier
-    _memory: Final[AddressRanges]
-    _disks: Final[SimulatedDisks]
-    _detector: Final[RaceDetector]
-    _scheduler: Final[StreamScheduler]
     _queues: Final[dict[int, StreamQueue]]  # by handle
-    _free_stream_handles: Final[list[int]]
-    _next_stream: int
-    _events: Final[dict[int, SimulatedEvent]]  # by handle, until the caller releases it
-    _held_events: Final[dict[int, SimulatedEvent]]
-    _next_event: int
-    _num_host_waits: int
 
     def __init__(
         self,
@@ -107,21 +91,21 @@ class SimulatedDevice(RangedDevice):
         super().__init__(granularity_bytes, granularity_bytes, None, 1)
         self.seed = seed
         self.faults = FaultPlan()
-        self._random = Random(seed)
-        self._is_external = to_bool(is_external, "is_external")
-        self._log = None
-        self._total_bytes = total_bytes
-        self._limit_bytes = [total_bytes for _tier in _TIERS]
-        self._mapped_bytes = [0 for _tier in _TIERS]
-        self._memory = AddressRanges()
-        self._disks = SimulatedDisks()
-        self._detector = RaceDetector(self._memory, log_length)
-        self._scheduler = StreamScheduler(self._random, is_eager)
+        self._random: Final = Random(seed)
+        self._is_external: Final[bool] = to_bool(is_external, "is_external")
+        self._log: CopyLog | None = None
+        self._total_bytes: Final[int] = total_bytes
+        self._limit_bytes: Final[list[int]] = [total_bytes for _tier in _TIERS]  # by tier
+        self._mapped_bytes: Final[list[int]] = [0 for _tier in _TIERS]  # by tier
+        self._memory: Final = AddressRanges()
+        self._disks: Final = SimulatedDisks()
+        self._detector: Final = RaceDetector(self._memory, log_length)
+        self._scheduler: Final = StreamScheduler(self._random, is_eager)
         self._queues = {_DEFAULT_STREAM: self._scheduler.add_stream(_DEFAULT_STREAM, self._detector.host_clock)}
-        self._free_stream_handles = []
-        self._next_stream = _DEFAULT_STREAM + 1
-        self._events = {}
-        self._held_events = {}
+        self._free_stream_handles: Final[list[int]] = []
+        self._next_stream: int = _DEFAULT_STREAM + 1
+        self._events: Final[dict[int, SimulatedEvent]] = {}  # by handle, until the caller releases it
+        self._held_events: Final[dict[int, SimulatedEvent]] = {}
         self._next_event = 1
         self._num_host_waits = 0
 

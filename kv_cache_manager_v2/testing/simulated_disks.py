@@ -17,15 +17,11 @@ class SimulatedDisks:
 
     __slots__ = ("failed_reads", "_paths", "_failures")
 
-    failed_reads: list[StorageIOError]
-    """Failed reads until they are taken."""
-    _paths: Final[dict[int, str]]
-    _failures: Final[dict[int, StorageIOError]]
-
     def __init__(self) -> None:
-        self.failed_reads = []
-        self._paths = {}
-        self._failures = {}
+        self.failed_reads: list[StorageIOError] = []
+        """Failed reads until they are taken."""
+        self._paths: Final[dict[int, str]] = {}
+        self._failures: Final[dict[int, StorageIOError]] = {}
 
     def add(self, address: int, path: str) -> None:
         self._paths[address] = path

@@ -35,24 +35,18 @@ class AddressRange:
 
     __slots__ = ("tier", "address", "num_bytes", "is_released", "_memory")
 
-    tier: Final[CacheTier]
-    address: Final[int]
-    num_bytes: Final[int]
-    is_released: bool
-    _memory: mmap.mmap
-
     def __init__(self, tier: CacheTier, num_bytes: int, alignment: int) -> None:
         try:
             # More than requested, so that the address can be aligned; the rest is the gap behind the range.
             memory = mmap.mmap(-1, num_bytes + alignment, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
         except (OSError, OverflowError, ValueError) as error:
             raise OutOfMemoryError(f"no address range of {num_bytes} bytes for {tier.name}: {error}")
-        self._memory = memory
+        self._memory: mmap.mmap = memory
         # The temporary view keeps the mapping busy only for the length of this line.
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        self.tier = tier
-        self.address = (address + alignment - 1) // alignment * alignment
-        self.num_bytes = num_bytes
+        self.tier: Final = tier
+        self.address: Final[int] = (address + alignment - 1) // alignment * alignment
+        self.num_bytes: Final = num_bytes
         self.is_released = False
 
     def end(self) -> int:
@@ -79,12 +73,9 @@ class AddressRanges:
 
     __slots__ = ("_addresses", "_ranges")
 
-    _addresses: Final[list[int]]
-    _ranges: Final[list[AddressRange]]
-
     def __init__(self) -> None:
-        self._addresses = []
-        self._ranges = []
+        self._addresses: Final[list[int]] = []
+        self._ranges: Final[list[AddressRange]] = []
 
     def reserve(self, tier: CacheTier, num_bytes: int, alignment: int) -> AddressRange:
         address_range = AddressRange(tier, num_bytes, alignment)

@@ -24,19 +24,13 @@ class SpanImage:
 
     __slots__ = ("spans", "layout", "value_offset", "num_bytes", "_values", "_words", "_mask", "_is_masked")
 
-    spans: Final[PageSpans]
-    layout: Final[TokenLayout]
-    value_offset: Final[Ints]
-    """By span: the index of its page's first token among the values (which may be before the span's own)."""
-
-    num_bytes: Final[int]
-    """Bytes that the spans cover."""
-
     def __init__(self, spans: PageSpans, layout: TokenLayout, values: Values, value_offset: Ints) -> None:
-        self.spans = spans
-        self.layout = layout
-        self.value_offset = value_offset
-        self.num_bytes = int((layout.first_bytes(spans.end) - layout.first_bytes(spans.beg)).sum())
+        self.spans: Final = spans
+        self.layout: Final = layout
+        self.value_offset: Final = value_offset
+        """By span: the index of its page's first token among the values (which may be before the span's own)."""
+        self.num_bytes: Final = int((layout.first_bytes(spans.end) - layout.first_bytes(spans.beg)).sum())
+        """Bytes that the spans cover."""
         self._values: Final[Values] = values
         num_covered = spans.end - spans.beg
         self._is_masked: Final[bool] = bool((num_covered != layout.tokens_per_page).any())

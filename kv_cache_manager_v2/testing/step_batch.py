@@ -86,16 +86,11 @@ class StepBatch:
 
     __slots__ = ("stream", "manager", "num_steps", "sequences", "_beams", "_num_history_tokens", "_values")
 
-    stream: Final[int]
-    manager: Final[PagedManager]
-    num_steps: int
-    sequences: Final[list[PagedSequence]]
-
     def __init__(self, stream: int, manager: PagedManager) -> None:
-        self.stream = stream
-        self.manager = manager
+        self.stream: Final = stream
+        self.manager: Final = manager
         self.num_steps = 0
-        self.sequences = []
+        self.sequences: Final[list[PagedSequence]] = []
         self._beams: Final[list[int]] = []
         self._num_history_tokens: Final[list[int]] = []
         self._values: Final[list[Values]] = []

@@ -20,25 +20,18 @@ class StepRows:
 
     __slots__ = ("sequence_ids", "beams", "history", "end", "values", "value_offset")
 
-    sequence_ids: Final[list[object]]
-    beams: Final[list[int]]
-    history: Final[Ints]
-    end: Final[Ints]
-    values: Final[Values]
-    """The values of all rows, one row after another."""
-    value_offset: Final[Ints]
-    """By row: the index of its first value in ``values``."""
-
     def __init__(
         self, sequence_ids: list[object], beams: list[int], num_history_tokens: list[int], values: list[Values]
     ) -> None:
         end = np.array([len(values_of_row) for values_of_row in values], dtype=np.int64)
-        self.sequence_ids = sequence_ids
-        self.beams = beams
-        self.history = np.array(num_history_tokens, dtype=np.int64)
-        self.end = end
-        self.values = np.concatenate(values)
-        self.value_offset = np.cumsum(end) - end
+        self.sequence_ids: Final = sequence_ids
+        self.beams: Final = beams
+        self.history: Final[Ints] = np.array(num_history_tokens, dtype=np.int64)
+        self.end: Final[Ints] = end
+        self.values: Final[Values] = np.concatenate(values)
+        """The values of all rows, one row after another."""
+        self.value_offset: Final[Ints] = np.cumsum(end) - end
+        """By row: the index of its first value in ``values``."""
 
     def __len__(self) -> int:
         return len(self.beams)

@@ -26,32 +26,22 @@ class SimulatedEvent:
 
     __slots__ = ("handle", "stream", "position", "clock", "is_done", "is_held", "is_seen")
 
-    handle: Final[int]
-    stream: Final[int]  # index of the queue in the scheduler, not a handle: those are recycled
-    position: Final[int]
-    clock: Final[VectorClock]
-    is_done: bool
-    is_held: bool
-    is_seen: bool  # the host has seen that it is done
-
     def __init__(self, handle: int, stream: int, position: int, clock: VectorClock) -> None:
-        self.handle = handle
-        self.stream = stream
-        self.position = position
-        self.clock = clock
+        self.handle: Final = handle
+        self.stream: Final = stream  # index of the queue in the scheduler, not a handle: those are recycled
+        self.position: Final = position
+        self.clock: Final = clock
         self.is_done = False
         self.is_held = False
-        self.is_seen = False
+        self.is_seen = False  # the host has seen that it is done
 
 
 @mypyc_attr(native_class=True)
 class Operation(metaclass=ABCMeta):
     __slots__ = ("tick",)
 
-    tick: Final[int]
-
     def __init__(self, tick: int) -> None:
-        self.tick = tick
+        self.tick: Final = tick
 
     def is_ready(self) -> bool:
         """Whether it may run, if it is the oldest of its stream."""
@@ -70,22 +60,14 @@ class CopyOperation(Operation):
 
     __slots__ = ("dst_addresses", "src_addresses", "num_bytes", "read_error", "write_error", "disks", "disk_range")
 
-    dst_addresses: Final[list[int]]
-    src_addresses: Final[list[int]]
-    num_bytes: Final[int]
-    read_error: StorageIOError | None
-    write_error: StorageIOError | None
-    disks: SimulatedDisks | None
-    disk_range: int
-
     def __init__(self, tick: int, dst_addresses: list[int], src_addresses: list[int], num_bytes: int) -> None:
         super().__init__(tick)
-        self.dst_addresses = dst_addresses
-        self.src_addresses = src_addresses
-        self.num_bytes = num_bytes
-        self.read_error = None
-        self.write_error = None
-        self.disks = None
+        self.dst_addresses: Final = dst_addresses
+        self.src_addresses: Final = src_addresses
+        self.num_bytes: Final = num_bytes
+        self.read_error: StorageIOError | None = None
+        self.write_error: StorageIOError | None = None
+        self.disks: SimulatedDisks | None = None
         self.disk_range = 0
 
     def run(self) -> None:
@@ -108,15 +90,11 @@ class CopyOperation(Operation):
 class FillOperation(Operation):
     __slots__ = ("_address", "_num_bytes", "_value")
 
-    _address: Final[int]
-    _num_bytes: Final[int]
-    _value: Final[int]
-
     def __init__(self, tick: int, address: int, num_bytes: int, value: int) -> None:
         super().__init__(tick)
-        self._address = address
-        self._num_bytes = num_bytes
-        self._value = value
+        self._address: Final = address
+        self._num_bytes: Final = num_bytes
+        self._value: Final = value
 
     def run(self) -> None:
         ctypes.memset(self._address, self._value, self._num_bytes)
@@ -127,11 +105,9 @@ class FillOperation(Operation):
 class KernelOperation(Operation):
     __slots__ = ("_kernel",)
 
-    _kernel: Final[HostKernel]
-
     def __init__(self, tick: int, kernel: HostKernel) -> None:
         super().__init__(tick)
-        self._kernel = kernel
+        self._kernel: Final = kernel
 
     def run(self) -> None:
         self._kernel.run()
@@ -142,11 +118,9 @@ class KernelOperation(Operation):
 class RecordOperation(Operation):
     __slots__ = ("_event",)
 
-    _event: Final[SimulatedEvent]
-
     def __init__(self, tick: int, event: SimulatedEvent) -> None:
         super().__init__(tick)
-        self._event = event
+        self._event: Final = event
 
     def is_ready(self) -> bool:
         return not self._event.is_held
@@ -160,11 +134,9 @@ class RecordOperation(Operation):
 class WaitOperation(Operation):
     __slots__ = ("event",)
 
-    event: Final[SimulatedEvent]
-
     def __init__(self, tick: int, event: SimulatedEvent) -> None:
         super().__init__(tick)
-        self.event = event
+        self.event: Final = event
 
     def is_ready(self) -> bool:
         return self.event.is_done

@@ -43,36 +43,23 @@ class StreamQueue:
         "host_version",
     )
 
-    handle: Final[int]
-    place: Final[str]
-    index: Final[int]
-    component: Final[int]
-    clock: Final[VectorClock]
-    operations: Final[deque[Operation]]
-    num_run: int
-    last_access: int  # tick
-    haste: Final[float]
-    is_held: bool
-    is_destroyed: bool
-    host_version: int  # of the host's clock, when it was joined last
-
     def __init__(self, handle: int, index: int, haste: float, predecessor: "StreamQueue | None") -> None:
         component = index + 1  # 0 is the host
-        self.handle = handle
-        self.place = f"stream {handle}"
-        self.index = index
-        self.component = component
-        self.clock = VectorClock([0] * (component + 1))
-        self.operations = deque()
+        self.handle: Final = handle
+        self.place: Final[str] = f"stream {handle}"
+        self.index: Final = index
+        self.component: Final[int] = component
+        self.clock: Final = VectorClock([0] * (component + 1))
+        self.operations: Final[deque[Operation]] = deque()
         self.num_run = 0
-        self.last_access = 0
+        self.last_access = 0  # tick
         if predecessor is not None:
             self.clock.ticks[component] = predecessor.last_tick()
             self.num_run = predecessor.num_run
-        self.haste = haste
+        self.haste: Final = haste
         self.is_held = False
         self.is_destroyed = False
-        self.host_version = -1
+        self.host_version: int = -1  # of the host's clock, when it was joined last
 
     def num_enqueued(self) -> int:
         return self.num_run + len(self.operations)
@@ -94,14 +81,10 @@ class StreamQueue:
 class _Failure:
     __slots__ = ("component", "tick", "error")
 
-    component: Final[int]
-    tick: Final[int]
-    error: Final[Exception]
-
     def __init__(self, component: int, tick: int, error: Exception) -> None:
-        self.component = component
-        self.tick = tick
-        self.error = error
+        self.component: Final = component
+        self.tick: Final = tick
+        self.error: Final = error
 
 
 _PACES: Final = ((0.0, 1), (0.1, 1), (0.1, 20), (0.5, 2), (0.5, 8), (0.9, 3))
@@ -117,25 +100,16 @@ class StreamScheduler:
 
     __slots__ = ("_random", "_streams", "_live", "_gone", "_failures", "_likelihood", "_burst", "is_eager")
 
-    _random: Final[Random]
-    _streams: Final[list[StreamQueue]]  # by index
-    _live: Final[list[StreamQueue]]  # streams that have, or may yet get, an operation
-    _gone: Final[list[StreamQueue]]  # destroyed streams whose work has run and whose place is free
-    _failures: Final[list[_Failure]]
-    _likelihood: Final[float]
-    _burst: Final[int]
-    is_eager: Final[bool]
-
     def __init__(self, random: Random, eager: bool | None) -> None:
-        self._random = random
-        self._streams = []
-        self._live = []
-        self._gone = []
-        self._failures = []
+        self._random: Final = random
+        self._streams: Final[list[StreamQueue]] = []  # by index
+        self._live: Final[list[StreamQueue]] = []  # streams that have, or may yet get, an operation
+        self._gone: Final[list[StreamQueue]] = []  # destroyed streams whose work has run and whose place is free
+        self._failures: Final[list[_Failure]] = []
         pace = _PACES[int(random.random() * len(_PACES))]
-        self.is_eager = eager is True
-        self._likelihood = 0.0 if eager is False else pace[0]
-        self._burst = pace[1]
+        self.is_eager: Final[bool] = eager is True
+        self._likelihood: Final[float] = 0.0 if eager is False else pace[0]
+        self._burst: Final[int] = pace[1]
 
     def add_stream(self, handle: int, host_clock: VectorClock) -> StreamQueue:
         """Add a stream, in the place of a destroyed one if the host has seen its work done; so clocks do not grow with every stream."""

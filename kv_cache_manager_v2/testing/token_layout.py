@@ -38,14 +38,6 @@ class TokenLayout:
         "_has_one_key_word",
     )
 
-    page_bytes: Final[int]
-    tokens_per_page: Final[int]
-    words_per_page: Final[int]
-    word_type: Final[Any]
-    """The numpy dtype of a word."""
-    owner: Final[npt.NDArray[np.int64]]
-    """For each word of a page, the token in the page that owns it."""
-
     def __init__(self, page_bytes: int, tokens_per_page: int) -> None:
         word_bytes = _word_bytes(page_bytes, tokens_per_page)
         words_per_value = _VALUE_BYTES // word_bytes
@@ -53,11 +45,13 @@ class TokenLayout:
         owner = byte_of_word * tokens_per_page // page_bytes
         first_byte = -(-owner * page_bytes // tokens_per_page)
         key_column = (byte_of_word - first_byte) % _VALUE_BYTES // word_bytes
-        self.page_bytes = page_bytes
-        self.tokens_per_page = tokens_per_page
-        self.words_per_page = len(byte_of_word)
-        self.word_type = np.dtype(f"<u{word_bytes}")
-        self.owner = owner
+        self.page_bytes: Final = page_bytes
+        self.tokens_per_page: Final = tokens_per_page
+        self.words_per_page: Final[int] = len(byte_of_word)
+        self.word_type: Final[Any] = np.dtype(f"<u{word_bytes}")
+        """The numpy dtype of a word."""
+        self.owner: Final[npt.NDArray[np.int64]] = owner
+        """For each word of a page, the token in the page that owns it."""
         # A row of values as words has `words_per_value` of them per token; these columns select the page's words.
         self._column: Final[npt.NDArray[np.int64]] = owner * words_per_value + key_column
         self._key_column: Final[npt.NDArray[np.int64]] = key_column

@@ -65,13 +65,6 @@ class KVCacheManager(EngineQueries):
 
     __slots__ = ("_event_manager", "_names", "_ledger", "_clock", "_clock_seconds")
 
-    _event_manager: Final[KVCacheEventManager | None]
-    _names: Final[ItemNames]
-    _ledger: Final[StatisticsLedger]
-    _clock: Final[MonotonicClock]
-    _clock_seconds: float
-    """Up to which the library's manager has been told of time."""
-
     def __init__(
         self,
         config: Given[KVCacheManagerConfig],
@@ -92,18 +85,19 @@ class KVCacheManager(EngineQueries):
         self._core = core
         # The caller may change its own, for the next manager.
         self._config = deepcopy(given_config)
-        self._event_manager = events
-        self._names = ItemNames() if events is None else events.names
+        self._event_manager: Final[KVCacheEventManager | None] = events
+        self._names: Final[ItemNames] = ItemNames() if events is None else events.names
         shared = core._shared
-        self._ledger = StatisticsLedger(
+        self._ledger: Final = StatisticsLedger(
             shared.storage,
             given_config.enable_stats,
             list(core.cache_tier_list),
             int(shared.state_life_cycle) if shared.has_state else None,
             core.tokens_per_block,
         )
-        self._clock = MonotonicClock()
-        self._clock_seconds = self._clock.seconds()
+        self._clock: Final = MonotonicClock()
+        self._clock_seconds: float = self._clock.seconds()
+        """Up to which the library's manager has been told of time."""
         register_manager(shared.guard)
 
     def __enter__(self) -> KVCacheManager:

@@ -184,8 +184,6 @@ class LifeCycles:
 
     __slots__ = ("_registry",)
 
-    _registry: LifeCycleRegistry
-
     def __init__(self, registry: LifeCycleRegistry) -> None:
         self._registry = registry
 

@@ -50,19 +50,6 @@ class KVCache(Handle):
     Status: ClassVar[type[SequenceStatus]] = SequenceStatus
 
     id: Any
-    _core: Final[kv_cache.KVCache]
-    _manager: Final[KVCacheManager]
-    _ledger: Final[StatisticsLedger]
-    _counts: Final[RequestCounts]
-    _names: Final[ItemNames]
-    _cached_tokens: Final[list[int]]
-    _last_level: Final[int | None]
-    _content_tokens: Final[int]
-    _text_only: bool
-    _packed: bytes
-    """Once closed, the committed tokens, if they are all ids."""
-    _tokens: list[TokenIdExt] | None
-    """Once closed, the committed tokens, if digests are among them."""
 
     def __init__(
         self,
@@ -77,17 +64,19 @@ class KVCache(Handle):
     ) -> None:
         """Not for users."""
         self.id = sequence_id
-        self._core = core
-        self._manager = manager
-        self._ledger = ledger
-        self._counts = counts
-        self._names = names
-        self._cached_tokens = count_tokens_by_level(core)
-        self._last_level = _find_last_level(core)
-        self._content_tokens = content_tokens
+        self._core: Final = core
+        self._manager: Final = manager
+        self._ledger: Final = ledger
+        self._counts: Final = counts
+        self._names: Final = names
+        self._cached_tokens: Final[list[int]] = count_tokens_by_level(core)
+        self._last_level: Final[int | None] = _find_last_level(core)
+        self._content_tokens: Final = content_tokens
         self._text_only = text_only
         self._packed = b""
-        self._tokens = None
+        """Once closed, the committed tokens, if they are all ids."""
+        self._tokens: list[TokenIdExt] | None = None
+        """Once closed, the committed tokens, if digests are among them."""
 
     def __enter__(self) -> KVCache:
         return self

@@ -78,23 +78,6 @@ class KVCacheEventManager(Handle):
 
     _NAMES: ClassVar[str] = "what a manager of this process tells"
 
-    _max_events: Final[int]
-    _window_size: Final[int]
-    _rank: Final[int | None]
-    _gather: Final[AttentionDpGatherFn | None]
-    _hash_algo: Final[str]
-    _window_sizes: dict[int, int]
-    _items: Final[ItemRuns]
-    _core: Final[event_manager.KVCacheEventManager]
-    _next_event_id: int
-    _pending: list[KVCacheEvent]
-    _removed: dict[int | None, list[EventBlockHash]]
-    """By layer group, names that wait for the next event of another kind."""
-    _last_stored: dict[int | None, int]
-    """By layer group, the place among the pending ones of the stored event that a next one may join."""
-    _queue: Final[deque[KVCacheEvent]]
-    _filled: Final[threading.Condition]
-    """Guards the queue."""
     names: Final[ItemNames]
     """Identifiers of multimodal items, shared with the manager."""
 
@@ -109,26 +92,29 @@ class KVCacheEventManager(Handle):
         window_size_by_layer_group: Mapping[int, int] | None = None,
         mm_token_id_offset: SupportsIndex | None = None,
     ) -> None:
-        self._max_events = int(to_count(max_kv_event_entries, "max_kv_event_entries"))
-        self._window_size = to_int(window_size, "window_size")
-        self._rank = None if attention_dp_rank is None else to_int(attention_dp_rank, "attention_dp_rank")
+        self._max_events: Final = int(to_count(max_kv_event_entries, "max_kv_event_entries"))
+        self._window_size: Final[int] = to_int(window_size, "window_size")
+        self._rank: Final[int | None] = None if attention_dp_rank is None else to_int(attention_dp_rank, "attention_dp_rank")
         if attention_dp_gather is not None and not callable(attention_dp_gather):
             raise TypeError(f"attention_dp_gather must be callable or None, not {type(attention_dp_gather).__name__}")
-        self._gather = attention_dp_gather
-        self._hash_algo = _to_engine_algorithm(hash_algo)
-        self._window_sizes = {}
+        self._gather: Final = attention_dp_gather
+        self._hash_algo: Final[str] = _to_engine_algorithm(hash_algo)
+        self._window_sizes: dict[int, int] = {}
         if window_size_by_layer_group is not None:
             self._window_sizes = _to_window_sizes(window_size_by_layer_group, "window_size_by_layer_group")
         offset = None if mm_token_id_offset is None else int(to_count(mm_token_id_offset, "mm_token_id_offset"))
         self.names = ItemNames()
-        self._items = ItemRuns(offset, self.names)
-        self._core = event_manager.KVCacheEventManager(self._max_events, hash_algo=self._hash_algo, partial_blocks=True)
+        self._items: Final = ItemRuns(offset, self.names)
+        self._core: Final = event_manager.KVCacheEventManager(self._max_events, hash_algo=self._hash_algo, partial_blocks=True)
         self._next_event_id = 0
-        self._pending = []
-        self._removed = {}
-        self._last_stored = {}
-        self._queue = deque()
-        self._filled = threading.Condition()
+        self._pending: list[KVCacheEvent] = []
+        self._removed: dict[int | None, list[EventBlockHash]] = {}
+        """By layer group, names that wait for the next event of another kind."""
+        self._last_stored: dict[int | None, int] = {}
+        """By layer group, the place among the pending ones of the stored event that a next one may join."""
+        self._queue: Final[deque[KVCacheEvent]] = deque()
+        self._filled: Final = threading.Condition()
+        """Guards the queue."""
 
     @property
     def core(self) -> event_manager.KVCacheEventManager:

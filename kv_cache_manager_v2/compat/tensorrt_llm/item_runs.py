@@ -19,15 +19,11 @@ class ItemRuns:
 
     __slots__ = ("_offset", "_names", "_digests")
 
-    _offset: Final[int | None]
-    _names: Final[ItemNames]
-    _digests: Final[dict[EventBlockHash, tuple[bytes, set[int]]]]
-    """By block: the digest, and the layer groups that have announced the block."""
-
     def __init__(self, offset: int | None, names: ItemNames) -> None:
-        self._offset = offset
-        self._names = names
-        self._digests = {}
+        self._offset: Final = offset
+        self._names: Final = names
+        self._digests: Final[dict[EventBlockHash, tuple[bytes, set[int]]]] = {}
+        """By block: the digest, and the layer groups that have announced the block."""
 
     def to_blocks(self, data: kv_cache_event.KVCacheStoredData, group: int) -> list[KVCacheStoredBlockData]:
         parent = data.parent_hash

@@ -88,10 +88,8 @@ class ItemNames:
 
     __slots__ = ("_uuids",)
 
-    _uuids: Final[OrderedDict[bytes, str]]
-
     def __init__(self) -> None:
-        self._uuids = OrderedDict()
+        self._uuids: Final[OrderedDict[bytes, str]] = OrderedDict()
 
     def record(self, item: MmItemContext) -> None:
         if item.uuid is None:

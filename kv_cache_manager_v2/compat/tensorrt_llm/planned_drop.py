@@ -19,12 +19,10 @@ class PlannedDropHandle(Handle):
 
     _NAMES: ClassVar[str] = "blocks of this process"
 
-    _plan: Final[CommittedBlockDrop]
-
     def __init__(self, plan: CommittedBlockDrop) -> None:
         """Not for users."""
         plan.drop_when_forgotten()
-        self._plan = plan
+        self._plan: Final = plan
 
     def drop(self) -> None:
         """Drop what no other plan and no open sequence needs. Twice is fine."""

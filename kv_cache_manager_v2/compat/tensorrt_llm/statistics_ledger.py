@@ -34,18 +34,12 @@ class RequestCounts:
 
     __slots__ = ("state", "id", "is_excluded", "is_reported", "committed")
 
-    state: Final[SequenceState]
-    id: Any
-    is_excluded: Final[bool]
-    is_reported: Final[bool]
-    """Whether `commit_pending_stats` returns the sequence's own counts."""
-    committed: vec[i64]
-
     def __init__(self, state: SequenceState, sequence_id: Any, is_excluded: bool, is_reported: bool) -> None:
-        self.state = state
+        self.state: Final = state
         self.id = sequence_id
-        self.is_excluded = is_excluded
-        self.is_reported = is_reported
+        self.is_excluded: Final = is_excluded
+        self.is_reported: Final = is_reported
+        """Whether `commit_pending_stats` returns the sequence's own counts."""
         self.committed = vec[i64]([0] * (state.shared.num_life_cycles * NUM_BLOCK_COUNTS))
 
     def take_pending(self) -> vec[i64]:
@@ -83,52 +77,32 @@ class StatisticsLedger:
         "_peaks",
     )  # fmt: skip
 
-    _storage: Final[PageStorage]
-    _is_enabled: Final[bool]
-    _tiers: Final[list[CacheTier]]
-    _state_group: Final[int | None]
-    """The layer group of recurrent state."""
-    _tokens_per_block: Final[int]
-    _requests: Final[dict[int, RequestCounts]]
-    """Of open sequences, by serial."""
-    _committed: Final[KVCacheStatsDelta]
-    _iteration: dict[int, KVCacheIterationStatsDelta]
-    _snapshots: dict[int, SsmSnapshotIterationStatsDelta]
-    _excluded: Final[set[Any]]
-    _dirty: Final[set[Any]]
-    _num_suspended: int
-    _num_resumed: int
-    _num_prefetched: int
-    _cached_tokens: vec[i64]
-    _reused: dict[int, ReusedBlocksByLevel]
-    _copied: vec[i64]
-    """Copied and dropped pages when the iteration began, as `PageCounters` has them."""
-    _dropped: vec[i64]
-    _peaks: list[list[int]]
-    """By level and pool group (free, unavailable, evictable) at the iteration's most unavailable slots."""
-
     def __init__(
         self, storage: PageStorage, is_enabled: bool, tiers: list[CacheTier], state_group: int | None, tokens_per_block: int
     ) -> None:
-        self._storage = storage
-        self._is_enabled = is_enabled
-        self._tiers = tiers
-        self._state_group = state_group
-        self._tokens_per_block = tokens_per_block
-        self._requests = {}
-        self._committed = KVCacheStatsDelta()
-        self._iteration = {}
-        self._snapshots = {}
-        self._excluded = set()
-        self._dirty = set()
+        self._storage: Final = storage
+        self._is_enabled: Final = is_enabled
+        self._tiers: Final = tiers
+        self._state_group: Final = state_group
+        """The layer group of recurrent state."""
+        self._tokens_per_block: Final = tokens_per_block
+        self._requests: Final[dict[int, RequestCounts]] = {}
+        """Of open sequences, by serial."""
+        self._committed: Final = KVCacheStatsDelta()
+        self._iteration: dict[int, KVCacheIterationStatsDelta] = {}
+        self._snapshots: dict[int, SsmSnapshotIterationStatsDelta] = {}
+        self._excluded: Final[set[Any]] = set()
+        self._dirty: Final[set[Any]] = set()
         self._num_suspended = 0
         self._num_resumed = 0
         self._num_prefetched = 0
         self._cached_tokens = vec[i64]([0] * storage.num_levels)
-        self._reused = {}
-        self._copied = storage.counters.copied_pages[:]
-        self._dropped = storage.counters.dropped_pages[:]
-        self._peaks = []
+        self._reused: dict[int, ReusedBlocksByLevel] = {}
+        self._copied: vec[i64] = storage.counters.copied_pages[:]
+        """Copied and dropped pages when the iteration began, as `PageCounters` has them."""
+        self._dropped: vec[i64] = storage.counters.dropped_pages[:]
+        self._peaks: list[list[int]] = []
+        """By level and pool group (free, unavailable, evictable) at the iteration's most unavailable slots."""
         self._reset_peaks()
 
     # -- ids ----------------------------------------------------------------------------------------------------------

@@ -31,13 +31,10 @@ class IdTable:
 
     __slots__ = ("is_dense", "has_wide_ids", "_table")
 
-    is_dense: Final[bool]
-    has_wide_ids: bool
-    """Some id was no int under 2**29."""
-
     def __init__(self, is_dense: bool, table: CodeTable | None = None) -> None:
-        self.is_dense = is_dense
+        self.is_dense: Final = is_dense
         self.has_wide_ids = False
+        """Some id was no int under 2**29."""
         self._table: Final = CodeTable() if table is None else table
 
     def codes_of(self, ids: list[Any]) -> list[int]:
@@ -94,10 +91,8 @@ class MooncakeReader(LogReader):
 
     __slots__ = ("ids", "_block_tokens")
 
-    ids: Final[IdTable]
-
     def __init__(self, options: LogOptions, is_dense: bool) -> None:
-        self.ids = IdTable(is_dense)
+        self.ids: Final = IdTable(is_dense)
         self._block_tokens: Final[int] = options.block_tokens or MOONCAKE_BLOCK_TOKENS
 
     def requests_of(self, record: dict[str, Any], first_id: int) -> list[Request]:

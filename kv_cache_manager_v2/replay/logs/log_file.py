@@ -47,13 +47,10 @@ class LogFile:
 
     __slots__ = ("path", "num_bytes", "_copy", "_unpacked", "_position_of")
 
-    path: Final[str]
-    num_bytes: int
-    """On disk, for progress."""
-
     def __init__(self, path: str) -> None:
-        self.path = path
+        self.path: Final = path
         self.num_bytes = 0
+        """On disk, for progress."""
         self._copy: Any = None
         self._unpacked: Any = None
         self._position_of: Any = None

@@ -24,24 +24,18 @@ class LogOptions:
 
     __slots__ = ("tokenizer", "bytes_per_token", "output_tokens", "shared_prefix", "block_tokens")
 
-    tokenizer: Final[Any]
-    bytes_per_token: Final[int]
-    output_tokens: Final[int]
-    """Of an answer whose length the log does not have."""
-    shared_prefix: Final[float]
-    """The share of a prompt of which only the length is known that is made a common prefix."""
-    block_tokens: Final[int | None]
-    """Tokens per hash id; None: as the format has it."""
-
     def __init__(
         self, tokenizer: Any = None, bytes_per_token: int = BYTES_PER_TOKEN, output_tokens: int = DEFAULT_OUTPUT_TOKENS,
         shared_prefix: float = DEFAULT_SHARED_PREFIX, block_tokens: int | None = None,
     ) -> None:  # fmt: skip
-        self.tokenizer = tokenizer
-        self.bytes_per_token = bytes_per_token
-        self.output_tokens = output_tokens
-        self.shared_prefix = shared_prefix
-        self.block_tokens = block_tokens
+        self.tokenizer: Final = tokenizer
+        self.bytes_per_token: Final = bytes_per_token
+        self.output_tokens: Final = output_tokens
+        """Of an answer whose length the log does not have."""
+        self.shared_prefix: Final = shared_prefix
+        """The share of a prompt of which only the length is known that is made a common prefix."""
+        self.block_tokens: Final = block_tokens
+        """Tokens per hash id; None: as the format has it."""
 
     def make_coder(self) -> TextCoder:
         return TextCoder(self.tokenizer, self.bytes_per_token)
@@ -75,15 +69,11 @@ class _Turn:
 
     __slots__ = ("request_id", "arrival_ms", "context")
 
-    request_id: Final[int]
-    arrival_ms: Final[float]
-    context: Final[Segments]
-    """Its prompt and its answer."""
-
     def __init__(self, request_id: int, arrival_ms: float, context: Segments) -> None:
-        self.request_id = request_id
-        self.arrival_ms = arrival_ms
-        self.context = context
+        self.request_id: Final = request_id
+        self.arrival_ms: Final = arrival_ms
+        self.context: Final = context
+        """Its prompt and its answer."""
 
 
 @final

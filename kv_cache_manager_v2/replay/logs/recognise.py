@@ -43,14 +43,10 @@ class LogRecord:
 
     __slots__ = ("number", "value", "error")
 
-    number: Final[int]
-    value: Final[Any]
-    error: Final[str | None]
-
     def __init__(self, number: int, value: Any, error: str | None = None) -> None:
-        self.number = number
-        self.value = value
-        self.error = error
+        self.number: Final = number
+        self.value: Final = value
+        self.error: Final = error
 
 
 @final
@@ -60,13 +56,11 @@ class RecognisedLog:
 
     __slots__ = ("file", "format_name", "_container", "_columns")
 
-    file: Final[LogFile]
-    format_name: Final[str]
     _columns: Final[tuple[str, ...]]
 
     def __init__(self, file: LogFile) -> None:
         """`BadInputError` if it is no log of a known format."""
-        self.file = file
+        self.file: Final = file
         what = describe_binary(_read_head(file))
         if what is not None:
             raise BadInputError(f"{file.path}: {what}, where a log was expected; accepted are {FORMATS}")
@@ -74,7 +68,7 @@ class RecognisedLog:
         begin = first[0] if len(first) > 0 else b""
         self._container: Final[str] = _container_of(file, begin, first[1:])
         self._columns = tuple([name.strip() for name in next(csv.reader([_decode(begin)]))]) if self._container == _ROWS else ()
-        self.format_name = self._recognise_columns() if self._container == _ROWS else self._recognise_records()
+        self.format_name: Final[str] = self._recognise_columns() if self._container == _ROWS else self._recognise_records()
 
     def make_reader(self, options: LogOptions, is_dense: bool) -> LogReader:
         """``is_dense``: of Mooncake's format, whether ids get codes of their own (`IdTable`)."""

@@ -31,14 +31,10 @@ class Segments:
 
     __slots__ = ("codes", "lengths", "num_tokens")
 
-    codes: Final[list[int]]
-    lengths: Final[list[int]]
-    num_tokens: int
-
     def __init__(self, codes: Sequence[int] = (), lengths: Sequence[int] = ()) -> None:
-        self.codes = list(codes)
-        self.lengths = list(lengths)
-        self.num_tokens = sum(self.lengths)
+        self.codes: Final[list[int]] = list(codes)
+        self.lengths: Final[list[int]] = list(lengths)
+        self.num_tokens: int = sum(self.lengths)
 
     def add(self, code: int, length: int) -> None:
         if length > 0:
@@ -108,11 +104,9 @@ class TextCoder:
 
     __slots__ = ("table", "_tokenizer", "_bytes_per_token")
 
-    table: Final[CodeTable]
-
     def __init__(self, tokenizer: Any = None, bytes_per_token: int = BYTES_PER_TOKEN) -> None:
         """``tokenizer``: has `encode`, whose result is a list of ids or has `ids`. None: bytes."""
-        self.table = CodeTable()
+        self.table: Final = CodeTable()
         self._tokenizer: Final = tokenizer
         self._bytes_per_token: Final = bytes_per_token
 

@@ -28,17 +28,14 @@ class ArcQueue(ListedQueue):
 
     __slots__ = ("_keys", "_ghosts_of_once", "_ghosts_of_again", "_capacity", "_target")
 
-    _capacity: i64
-    _target: i64
-    """The length that ONCE should have."""
-
     def __init__(self, rows: PageRows, keys: ContentKeys) -> None:
         super().__init__(rows, 2)
         self._keys: Final = keys
         self._ghosts_of_once: Final = GhostList()
         self._ghosts_of_again: Final = GhostList()
-        self._capacity = 0
-        self._target = 0
+        self._capacity: i64 = 0
+        self._target: i64 = 0
+        """The length that ONCE should have."""
 
     def push(self, page: i64) -> None:
         self._lists.push_last(page, self._note_of(page) & AGAIN)

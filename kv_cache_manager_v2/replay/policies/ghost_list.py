@@ -24,24 +24,16 @@ class GhostList:
 
     __slots__ = ("num_keys", "limit", "_ring", "_notes", "_begin", "_end", "_table")
 
-    num_keys: i64
-    limit: i64
-    _ring: vec[i64]
-    """Keys; place ``p`` is at ``p & (length - 1)``, for ``_begin <= p < _end``."""
-    _notes: vec[i64]
-    _begin: i64
-    _end: i64
-    _table: vec[i64]
-    """Places in the ring, or _NOTHING."""
-
     def __init__(self) -> None:
-        self.num_keys = 0
-        self.limit = 0
+        self.num_keys: i64 = 0
+        self.limit: i64 = 0
         self._ring = vec[i64]([0] * _SMALLEST)
+        """Keys; place ``p`` is at ``p & (length - 1)``, for ``_begin <= p < _end``."""
         self._notes = vec[i64]([0] * _SMALLEST)
-        self._begin = 0
-        self._end = 0
+        self._begin: i64 = 0
+        self._end: i64 = 0
         self._table = vec[i64]([_NOTHING] * (2 * _SMALLEST))
+        """Places in the ring, or _NOTHING."""
 
     def set_limit(self, limit: i64) -> None:
         self.limit = limit

@@ -20,13 +20,10 @@ class ListedQueue(VictimQueue):
 
     __slots__ = ("_rows", "_lists")
 
-    _rows: Final[PageRows]
-    _lists: Final[PageLists]
-
     def __init__(self, rows: PageRows, num_lists: i64) -> None:
         self.num_pages = 0
-        self._rows = rows
-        self._lists = PageLists(rows, num_lists)
+        self._rows: Final = rows
+        self._lists: Final = PageLists(rows, num_lists)
 
     def _note_queued(self, page: i64) -> None:
         self._rows.words[page * ROW_WORDS + LINKS] = IN_LINE

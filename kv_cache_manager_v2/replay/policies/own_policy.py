@@ -21,10 +21,8 @@ class OwnPolicy(metaclass=ABCMeta):
 
     __slots__ = ("value",)
 
-    value: Final[str]
-
     def __init__(self, value: str) -> None:
-        self.value = value
+        self.value: Final = value
 
     @abstractmethod
     def make_queue(self, rows: PageRows, keys: ContentKeys) -> VictimQueue:

@@ -30,25 +30,17 @@ class PageLists:
 
     __slots__ = ("counts", "num_lists", "num_sentinels", "lowest", "_rows", "_links", "_states")
 
-    counts: vec[i64]
-    num_lists: Final[i64]
-    _rows: Final[PageRows]
-    num_sentinels: Final[i64]
-    lowest: i64
-    _links: Final[WordColumn]
-    _states: Final[WordColumn]
-
     def __init__(self, rows: PageRows, num_lists: i64) -> None:
-        self._rows = rows
-        self.num_lists = num_lists
+        self._rows: Final = rows
+        self.num_lists: Final = num_lists
         self.counts = vec[i64]([0] * num_lists)
-        self.num_sentinels = num_lists * NUM_PRIORITIES
-        self._links = rows.add_words(0, num_before=int(self.num_sentinels))
-        self._states = rows.add_words(0)
+        self.num_sentinels: Final[i64] = num_lists * NUM_PRIORITIES
+        self._links: Final[WordColumn] = rows.add_words(0, num_before=int(self.num_sentinels))
+        self._states: Final[WordColumn] = rows.add_words(0)
         links = self._links.words
         for sentinel in range(self.num_sentinels):
             links[sentinel] = sentinel | (sentinel << 32)
-        self.lowest = NUM_PRIORITIES - 1
+        self.lowest: i64 = NUM_PRIORITIES - 1
 
     # -- notes --------------------------------------------------------------------------------------------------------
 

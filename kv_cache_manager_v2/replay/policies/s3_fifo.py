@@ -38,13 +38,11 @@ class S3FifoQueue(ListedQueue):
 
     __slots__ = ("_keys", "_ghosts", "_most_in_small")
 
-    _most_in_small: i64
-
     def __init__(self, rows: PageRows, keys: ContentKeys) -> None:
         super().__init__(rows, 2)
         self._keys: Final = keys
         self._ghosts: Final = GhostList()
-        self._most_in_small = 1
+        self._most_in_small: i64 = 1
 
     def push(self, page: i64) -> None:
         lists = self._lists

@@ -18,20 +18,13 @@ class History:
 
     __slots__ = ("error", "position", "action", "digest", "num_performed", "num_refused")
 
-    error: Final[Exception | None]
-    position: Final[int | None]
-    action: Final[str]
-    digest: Final[str]
-    num_performed: Final[int]
-    num_refused: Final[int]
-
     def __init__(self, error: Exception | None, position: int | None, action: str, run: SimulatedRun | None) -> None:
-        self.error = error
-        self.position = position
-        self.action = action
-        self.digest = run.digest if run is not None else ""
-        self.num_performed = run.num_performed if run is not None else 0
-        self.num_refused = run.num_refused if run is not None else 0
+        self.error: Final = error
+        self.position: Final = position
+        self.action: Final = action
+        self.digest: Final[str] = run.digest if run is not None else ""
+        self.num_performed: Final[int] = run.num_performed if run is not None else 0
+        self.num_refused: Final[int] = run.num_refused if run is not None else 0
 
 
 def run_history(

@@ -27,14 +27,10 @@ _SHARE_REWOUND: Final = 0.5
 class LostSequences:
     __slots__ = ("_manager", "_model", "sequences")
 
-    _manager: Final[KVCacheManager]
-    _model: Final[ReferenceModel]
-    sequences: Final[list[SimulatedSequence]]
-
     def __init__(self, manager: KVCacheManager, model: ReferenceModel) -> None:
-        self._manager = manager
-        self._model = model
-        self.sequences = []
+        self._manager: Final = manager
+        self._model: Final = model
+        self.sequences: Final[list[SimulatedSequence]] = []
 
     def take_from(self, sequences: list[SimulatedSequence], random: Random) -> None:
         """After a failure: move sequences that lost pages out of ``sequences``."""

@@ -20,14 +20,10 @@ class _Attempt:
 
     __slots__ = ("method", "arguments", "error")
 
-    method: Final[str]
-    arguments: Final[Sequence[object]]
-    error: Final[type[Exception]]
-
     def __init__(self, method: str, arguments: Sequence[object], error: type[Exception]) -> None:
-        self.method = method
-        self.arguments = arguments
-        self.error = error
+        self.method: Final = method
+        self.arguments: Final = arguments
+        self.error: Final = error
 
 
 def misuse_manager(manager: KVCacheManager, random: Random) -> None:

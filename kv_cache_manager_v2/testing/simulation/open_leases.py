@@ -20,16 +20,11 @@ _MAX_LEASES: Final = 4
 class OpenLeases:
     __slots__ = ("_manager", "_model", "_streams", "_leases")
 
-    _manager: Final[KVCacheManager]
-    _model: Final[ReferenceModel]
-    _streams: Final[Sequence[int]]
-    _leases: Final[list[TransferLease]]
-
     def __init__(self, manager: KVCacheManager, model: ReferenceModel, streams: Sequence[int]) -> None:
-        self._manager = manager
-        self._model = model
-        self._streams = streams
-        self._leases = []
+        self._manager: Final = manager
+        self._model: Final = model
+        self._streams: Final = streams
+        self._leases: Final[list[TransferLease]] = []
 
     def __len__(self) -> int:
         return len(self._leases)

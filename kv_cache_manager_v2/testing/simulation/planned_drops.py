@@ -17,11 +17,9 @@ from .simulated_sequence import SimulatedSequence
 class PlannedDrops:
     __slots__ = ("_plans",)
 
-    _plans: Final[list[tuple[CommittedBlockDrop, int]]]
-    """Each with the node that it drops."""
-
     def __init__(self) -> None:
-        self._plans = []
+        self._plans: Final[list[tuple[CommittedBlockDrop, int]]] = []
+        """Each with the node that it drops."""
 
     def plan(self, sequence: SimulatedSequence, manager: KVCacheManager, model: ReferenceModel, random: Random) -> None:
         """Plan for a sequence that commits no more."""

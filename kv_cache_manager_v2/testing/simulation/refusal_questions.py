@@ -19,10 +19,8 @@ class Question:
 
     __slots__ = ("refusal",)
 
-    refusal: Final[Refusal | None]
-
     def __init__(self, refusal: Refusal | None) -> None:
-        self.refusal = refusal
+        self.refusal: Final = refusal
 
 
 def ask_before_resize(run: RunState, sequence: SimulatedSequence, capacity: int, history: int) -> Question | None:

@@ -25,14 +25,8 @@ class RoomJudge:
         "excuses_refusals", "_model", "_pool_group_of", "_num_slots", "_num_all_slots", "_max_util_for_resume", "_constraint_slots"
     )  # fmt: skip
 
-    excuses_refusals: bool
-    """The device may fail: a call may be refused although there are enough slots."""
-    _model: Final[ReferenceModel]
-    _pool_group_of: Final[Sequence[int]]  # by layer group
     _num_slots: Sequence[int]  # by pool group, of level 0
     _num_all_slots: Sequence[int]  # of all levels
-    _max_util_for_resume: Final[float]
-    _constraint_slots: Final[Sequence[int]]  # by pool group, of the largest constraint
 
     def __init__(
         self,
@@ -44,12 +38,13 @@ class RoomJudge:
         constraint_slots: Sequence[int],
     ) -> None:
         self.excuses_refusals = False
-        self._model = model
+        """The device may fail: a call may be refused although there are enough slots."""
+        self._model: Final = model
         model.pool_group_of = pool_group_of
-        self._pool_group_of = pool_group_of
+        self._pool_group_of: Final = pool_group_of  # by layer group
         self.set_slots(num_slots, num_all_slots)
-        self._max_util_for_resume = max_util_for_resume
-        self._constraint_slots = constraint_slots
+        self._max_util_for_resume: Final = max_util_for_resume
+        self._constraint_slots: Final = constraint_slots  # by pool group, of the largest constraint
 
     def set_slots(self, num_slots: Sequence[int], num_all_slots: Sequence[int]) -> None:
         """Those of the levels now."""

@@ -41,72 +41,50 @@ class RunState:
         "_pool_group_of", "_follower", "_digest",
     )  # fmt: skip
 
-    scenario: Final[Scenario]
-    device: Final[Device]
-    simulated: Final[SimulatedDevice | None]
-    """The same device, if it detects races and can be made to fail."""
-    manager: Final[KVCacheManager]
-    engine: Final[FakeEngine]
-    model: Final[ReferenceModel]
-    judge: Final[RoomJudge]
-    streams: Final[list[int]]
-    texts: Final[TextSource]
-    sequences: Final[list[SimulatedSequence]]
-    lost: Final[LostSequences]
-    drops: Final[PlannedDrops]
-    leases: Final[OpenLeases]
-    next_name: int
-    num_performed: int
-    num_refused: int
-    num_decode_steps: int
-    """Steps of a `DecodeBatch`."""
-    num_input_commits: int
-    """Calls of `commit_input` with tokens."""
-    num_planned_tokens: int
-    """Tokens that were matched before they were computed."""
-    _pool_group_of: Final[list[int]]
-    _follower: Final[EventFollower]
-
     def __init__(self, scenario: Scenario, device: Device | None = None) -> None:
         config = scenario.config
-        self.scenario = scenario
-        self.device = scenario.make_device() if device is None else device
-        self.simulated = self.device if isinstance(self.device, SimulatedDevice) else None
+        self.scenario: Final = scenario
+        self.device: Final[Device] = scenario.make_device() if device is None else device
+        self.simulated: Final[SimulatedDevice | None] = self.device if isinstance(self.device, SimulatedDevice) else None
+        """The same device, if it detects races and can be made to fail."""
         if self.simulated is None and scenario.fault_share > 0.0:
             raise ValueError(f"scenario {scenario.seed} plans failures, and {self.device.name} cannot be made to fail")
         events = KVCacheEventManager(scenario.max_event_entries)
         debug_fill = DebugFill.NAN if scenario.fills_pages and not config.is_external else None
-        self.manager = KVCacheManager(
+        self.manager: Final = KVCacheManager(
             config, device=self.device, debug_fill=debug_fill, event_manager=events, cold_page_codec=scenario.codec
         )
-        self._follower = EventFollower(events)
-        self.engine = FakeEngine(config, self.device)
-        self.model = ReferenceModel(config, self.manager.layer_grouping)
+        self._follower: Final = EventFollower(events)
+        self.engine: Final = FakeEngine(config, self.device)
+        self.model: Final = ReferenceModel(config, self.manager.layer_grouping)
         statistics = self.manager.get_storage_statistics()
         slot_sizes = [counts.slot_sizes for counts in statistics]
-        self._pool_group_of = _find_pool_groups(config, self.manager.layer_grouping, slot_sizes)
+        self._pool_group_of: Final[list[int]] = _find_pool_groups(config, self.manager.layer_grouping, slot_sizes)
         num_slots, num_all_slots = count_slots(self.manager)
         constraint_slots = count_constraint_slots(config, self._pool_group_of, len(num_slots))
-        self.judge = RoomJudge(
+        self.judge: Final = RoomJudge(
             self.model, self._pool_group_of, num_slots, num_all_slots, config.max_util_for_resume, constraint_slots
         )
-        self.streams = [self.device.default_stream()]
+        self.streams: Final[list[int]] = [self.device.default_stream()]
         while len(self.streams) < scenario.num_streams:
             self.streams.append(self.device.create_stream())
-        self.texts = TextSource(
+        self.texts: Final = TextSource(
             scenario.vocabulary, scenario.digest_share, scenario.max_kept_texts, scenario.max_cut, scenario.share_of_repeated
         )
-        self.sequences = []
-        self.lost = LostSequences(self.manager, self.model)
-        self.drops = PlannedDrops()
-        self.leases = OpenLeases(self.manager, self.model, self.streams)
+        self.sequences: Final[list[SimulatedSequence]] = []
+        self.lost: Final = LostSequences(self.manager, self.model)
+        self.drops: Final = PlannedDrops()
+        self.leases: Final = OpenLeases(self.manager, self.model, self.streams)
         self.next_name = 0
         self._digest: Final = hashlib.sha256()
         self.num_performed = 0
         self.num_refused = 0
         self.num_decode_steps = 0
+        """Steps of a `DecodeBatch`."""
         self.num_input_commits = 0
+        """Calls of `commit_input` with tokens."""
         self.num_planned_tokens = 0
+        """Tokens that were matched before they were computed."""
 
     @property
     def num_faults(self) -> int:

@@ -91,12 +91,9 @@ _LIKELIHOODS: Final = {
 class Action:
     __slots__ = ("kind", "number")
 
-    kind: Final[str]
-    number: Final[int]
-
     def __init__(self, kind: str, number: int) -> None:
-        self.kind = kind
-        self.number = number
+        self.kind: Final = kind
+        self.number: Final = number
 
     def __repr__(self) -> str:
         return f"{self.kind}#{self.number}"

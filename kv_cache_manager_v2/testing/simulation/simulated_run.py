@@ -41,13 +41,10 @@ class SimulatedRun:
 
     __slots__ = ("is_broken", "_state")
 
-    is_broken: bool
-    """The device failed where a change cannot be undone: no more actions are performed."""
-    _state: Final[RunState]
-
     def __init__(self, scenario: Scenario, device: Device | None = None) -> None:
-        self._state = RunState(scenario, device)
+        self._state: Final = RunState(scenario, device)
         self.is_broken = False
+        """The device failed where a change cannot be undone: no more actions are performed."""
 
     @property
     def device(self) -> SimulatedDevice:

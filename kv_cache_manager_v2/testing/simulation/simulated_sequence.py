@@ -24,31 +24,6 @@ class SimulatedSequence:
         "snapshot_positions", "other_texts", "told_indices", "given", "given_end", "has_shared", "_handle",
     )  # fmt: skip
 
-    name: Final[int]
-    model: Final[ReferenceSequence]
-    max_committed: Final[int]
-    text: list[TokenIdExt]
-    to_compute: list[TokenIdExt]
-    other_texts: list[list[TokenIdExt]]
-    """The tokens of further beams, each as long as ``text``."""
-    buffers: Final[dict[int, npt.NDArray[np.int32]]]
-    num_computed: int
-    """The greatest length of ``text`` so far."""
-    state_tokens: int
-    """The tokens that the recurrent state covers; less than all only before the first resume."""
-    prompt_length: int
-    given: tuple[TokenIdExt, ...]
-    """The tokens that it was created with."""
-    given_end: int
-    """How many of them were matched, or committed by `commit_input`; -1 once another call has committed, or may have."""
-    snapshot_positions: list[int]
-    """Lengths at which the user asked for a snapshot of the recurrent state."""
-    told_indices: dict[int, list[int]]
-    """By layer group, the base page indices when `take_changed_blocks` was asked last."""
-    has_shared: bool
-    """Whether blocks of it were forked, lent or planned."""
-    _handle: KVCache | None
-
     def __init__(
         self,
         name: int,
@@ -58,22 +33,30 @@ class SimulatedSequence:
         to_compute: list[TokenIdExt],
         max_committed: int,
     ) -> None:
-        self.name = name
-        self._handle = handle
-        self.model = model
-        self.max_committed = max_committed
+        self.name: Final = name
+        self._handle: KVCache | None = handle
+        self.model: Final = model
+        self.max_committed: Final = max_committed
         self.text = text
         self.to_compute = to_compute
-        self.buffers = {}
-        self.num_computed = len(text)
-        self.state_tokens = len(text)
+        self.buffers: Final[dict[int, npt.NDArray[np.int32]]] = {}
+        self.num_computed: int = len(text)
+        """The greatest length of ``text`` so far."""
+        self.state_tokens: int = len(text)
+        """The tokens that the recurrent state covers; less than all only before the first resume."""
         self.prompt_length = 0
-        self.given = ()
-        self.given_end = -1
-        self.snapshot_positions = []
-        self.other_texts = []
-        self.told_indices = {}
+        self.given: tuple[TokenIdExt, ...] = ()
+        """The tokens that it was created with."""
+        self.given_end: int = -1
+        """How many of them were matched, or committed by `commit_input`; -1 once another call has committed, or may have."""
+        self.snapshot_positions: list[int] = []
+        """Lengths at which the user asked for a snapshot of the recurrent state."""
+        self.other_texts: list[list[TokenIdExt]] = []
+        """The tokens of further beams, each as long as ``text``."""
+        self.told_indices: dict[int, list[int]] = {}
+        """By layer group, the base page indices when `take_changed_blocks` was asked last."""
         self.has_shared = False
+        """Whether blocks of it were forked, lent or planned."""
 
     @property
     def handle(self) -> KVCache:

@@ -22,23 +22,16 @@ class TextSource:
 
     __slots__ = ("_vocabulary", "_digest_share", "_max_kept", "_max_cut", "_share_of_repeated", "_texts")
 
-    _vocabulary: Final[int]
-    _digest_share: Final[float]
-    _max_kept: Final[int]
-    _max_cut: Final[int]
-    _share_of_repeated: Final[float]
-    _texts: Final[list[Text]]
-
     def __init__(
         self, vocabulary: int, digest_share: float, max_kept: int, max_cut: int = 0, share_of_repeated: float = 0.85
     ) -> None:
         """``max_cut``: if not 0, prompts have the greatest length, and differ from earlier ones in at most so many tokens."""
-        self._vocabulary = vocabulary
-        self._digest_share = digest_share
-        self._max_kept = max_kept
-        self._max_cut = max_cut
-        self._share_of_repeated = share_of_repeated
-        self._texts = []
+        self._vocabulary: Final = vocabulary
+        self._digest_share: Final = digest_share
+        self._max_kept: Final = max_kept
+        self._max_cut: Final = max_cut
+        self._share_of_repeated: Final = share_of_repeated
+        self._texts: Final[list[Text]] = []
 
     def draw_text(self, random: Random, max_tokens: int) -> Text:
         """Up to ``max_tokens`` tokens, sometimes none."""
