@@ -1,6 +1,5 @@
-"""Removing what a durable level has, while no manager has it: all of a folder, or reuse scopes."""
+"""Removing the folder of a durable level, and its parts, while no manager has it."""
 
-import json
 import os
 import re
 from collections.abc import Sequence
@@ -8,12 +7,11 @@ from typing import Final
 
 from ..base.errors import LogicError
 from ..device.file_port import FilePort
-from .cache_folder import IDENTITY_NAME, CacheFolder, folder_name
-from .folder_contents import FolderContents, find_part_fault, list_part_folders, read_parts
+from .cache_folder import IDENTITY_NAME
+from .folder_identity import find_part_fault, list_part_folders, read_parts
 from .folder_lock import LOCK_NAME, name_holder
 from .folder_parts import PART_NAME
 from .index_files import number_of
-from .record_format import encode_clear_scope
 
 _DATA_NAME: Final = re.compile(r"data-[0-9]+-[0-9]+")
 _OWN_NAMES: Final = (PART_NAME, IDENTITY_NAME, LOCK_NAME)
@@ -108,23 +106,3 @@ def _list_parts(files: FilePort, path: str, more_paths: Sequence[str]) -> list[s
 
 def _removal_order(name: str) -> tuple[bool, int]:
     return name.startswith("log-"), number_of(name)
-
-
-def remove_scopes(files: FilePort, contents: FolderContents, salts: list[int | str | None]) -> None:
-    """Nothing of these scopes is found again; their slots are free for the next manager. `LogicError` while a manager has the folder;
-    `StorageIOError` or `OSError` where the disk refuses: then the index is as it was."""
-    identity = json.dumps(contents.identity, sort_keys=True)
-    parent, name = os.path.split(os.path.abspath(contents.path))
-    if folder_name(identity) != name:
-        raise ValueError(
-            f"the folder's name is not that of the identity in it, {folder_name(identity)}; rename it, or remove it as a whole"
-        )
-    paths = [parent, *[os.path.dirname(folder) for folder in contents.part_folders[1:]]]
-    folder = CacheFolder(files, paths, identity, json.dumps(contents.layout))
-    try:
-        folder.append(b"".join([encode_clear_scope(None, salt) for salt in salts]))
-    except OSError:
-        folder.remove_log()
-        raise
-    finally:
-        folder.close()

@@ -12,7 +12,6 @@ a dictionary, so that damaged records take no memory.
 """
 
 import struct
-from dataclasses import dataclass
 from typing import Final, final
 
 from librt.strings import read_i16_le, read_i32_le, read_i64_le
@@ -118,25 +117,6 @@ _END_BYTES: Final = 17
 _HEAD_BYTES: Final = 5
 """Bytes of CLEAR and WEIGHTS before their contents."""
 _ROOT_BYTES: Final = 13
-
-
-@dataclass(frozen=True)
-class StoredNode:
-    """A block, or the root of a scope: then ``parent`` is 0 and the scope is `lora_id` and `salt`."""
-
-    parent: int
-    form: int
-    tokens: bytes
-    lora_id: int | None = None
-    salt: int | str | None = None
-
-
-@dataclass(frozen=True)
-class StoredPage:
-    node: int
-    life_cycle: int
-    generation: int
-    checksums: list[int]
 
 
 @final
@@ -270,32 +250,6 @@ class IndexState:
 
     def checksum_of(self, page: i64, chunk: i64) -> i64:
         return self._checksums[self._first_checksums[page] + chunk]
-
-    @property
-    def nodes(self) -> dict[int, StoredNode]:
-        """The nodes by number, parents before their children, for tools: made anew each time."""
-        found: dict[int, StoredNode] = {}
-        for node in range(self.num_nodes):
-            parent = self.parents[node]
-            if parent == IS_ROOT:
-                lora_id, salt = self.scopes[int(node)]
-                found[int(self._numbers[node])] = StoredNode(0, PACKED, b"", lora_id, salt)
-            elif parent != IS_GONE:
-                form = MIXED if self.is_mixed(node) else PACKED
-                found[int(self._numbers[node])] = StoredNode(int(self._numbers[parent]), form, self.tokens_of(node))
-        return found
-
-    @property
-    def pages(self) -> dict[tuple[int, int], StoredPage]:
-        """The pages by pool group and slot, in the order in which it was written, for tools: made anew each time."""
-        found: dict[tuple[int, int], StoredPage] = {}
-        for page in self.list_pages():
-            checksums = [int(self.checksum_of(page, chunk)) for chunk in range(self.count_checksums(page))]
-            stored = StoredPage(
-                int(self._numbers[self.page_nodes[page]]), int(self.life_cycle_of(page)), int(self.generation_of(page)), checksums
-            )
-            found[(int(self.pool_group_of(page)), int(self.slot_of(page)))] = stored
-        return found
 
     def node_record(self, node: i64, parent: i64) -> bytes:
         """With another parent than it was read with, perhaps."""

@@ -11,13 +11,14 @@ from .. import LogicError, StorageIOError
 from ..device.checksum import require_xxhash
 from ..device.os_files import OsFiles
 from ..device.read_only_files import ReadOnlyFiles
-from ..durable.folder_contents import FolderContents, ScopeFigures, find_folders, find_level_of_part
-from ..durable.folder_removal import remove_folder, remove_scopes, require_removable
-from ..durable.slot_check import SlotCheck
+from ..durable.folder_removal import remove_folder, require_removable
 from .bad_input import BadInputError
 from .exit_codes import EXIT_BAD_INPUT, EXIT_OK, EXIT_WRONG, describe_exit_codes
+from .folder_contents import FolderContents, ScopeFigures, find_folders, find_level_of_part, remove_scopes
 from .read_progress import ReadProgress
 from .report_rows import aligned, format_bytes
+from .slot_check import SlotCheck
+from .stored_index import list_stored_pages
 
 CACHE_HELP: Final = "durable disk levels: what they have, whether it is whole, and how to remove it"
 _FAULTS_SHOWN: Final = 20
@@ -268,7 +269,7 @@ def _check_pages(path: str, more_paths: list[str], progress: ReadProgress) -> tu
 def _check_all(contents: FolderContents, check: SlotCheck, progress: ReadProgress) -> tuple[int, int, list[str]]:
     faults: list[str] = []
     num_bytes = 0
-    pages = contents.state.pages
+    pages = list_stored_pages(contents.state)
     done = 0
     # In the order in which they lie on the disk.
     for place in sorted(pages):
@@ -388,7 +389,7 @@ def _say_folder(path: str, more_paths: list[str]) -> str:
         contents = FolderContents(ReadOnlyFiles(), path, more_paths)
     except (ValueError, OSError) as error:
         return f"{path}: {error}"
-    return f"{path}: {_name_model(contents.identity)}, {len(contents.state.pages):,} pages, {format_bytes(contents.file_bytes)}"
+    return f"{path}: {_name_model(contents.identity)}, {len(contents.state.list_pages()):,} pages, {format_bytes(contents.file_bytes)}"
 
 
 def _is_agreed(what: list[str], is_sure: bool, answers: TextIO) -> bool:

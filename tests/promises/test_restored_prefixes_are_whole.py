@@ -13,8 +13,9 @@ from kv_cache_manager_v2 import DiskCacheTierConfig, GpuCacheTierConfig, KVCache
 from kv_cache_manager_v2.device.os_files import OsFiles
 from kv_cache_manager_v2.device.read_only_files import ReadOnlyFiles
 from kv_cache_manager_v2.durable.cache_folder import CacheFolder
-from kv_cache_manager_v2.durable.folder_contents import FolderContents, find_folders
+from kv_cache_manager_v2.replay.folder_contents import FolderContents, find_folders
 from kv_cache_manager_v2.durable.record_format import encode_free
+from kv_cache_manager_v2.replay.stored_index import list_nodes, list_stored_pages
 
 SIZE = TOKENS_PER_BLOCK
 TEXT = list(range(100, 128))
@@ -37,9 +38,9 @@ def free_page(folder: Path, place: tuple[int, int]) -> None:
 def pages_of(contents: FolderContents) -> dict[tuple[int, int], tuple[int, int]]:
     """By ordinal of the block and life cycle, where the page lies; one path."""
     ordinals: dict[int, int] = {}
-    for number, node in contents.state.nodes.items():
+    for number, node in list_nodes(contents.state).items():
         ordinals[number] = -1 if node.parent == 0 else ordinals[node.parent] + 1
-    return {(ordinals[page.node], page.life_cycle): place for place, page in contents.state.pages.items()}
+    return {(ordinals[page.node], page.life_cycle): place for place, page in list_stored_pages(contents.state).items()}
 
 
 def longest_prefix(pages: set[tuple[int, int]], full: int, windowed: int) -> int:

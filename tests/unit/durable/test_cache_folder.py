@@ -15,6 +15,7 @@ from kv_cache_manager_v2.durable.cache_folder import CacheFolder
 from kv_cache_manager_v2.durable.index_snapshot import IndexSnapshot
 from kv_cache_manager_v2.durable.index_state import IndexState
 from kv_cache_manager_v2.durable.record_format import PACKED, encode_node, encode_page, encode_root
+from kv_cache_manager_v2.replay.stored_index import list_nodes, list_stored_pages
 
 IDENTITY = json.dumps({"name": "a model"})
 LAYOUT = json.dumps({"slots": [[64]]})
@@ -46,13 +47,13 @@ def test_what_was_appended_is_read_back(tmp_path: object) -> None:
         folder.append(records_of(number))
     folder.close()
     again = open_folder(disk, str(tmp_path))
-    assert sorted(again.state.nodes) == [1, 2, 3, 4] and len(again.state.pages) == 3
+    assert sorted(list_nodes(again.state)) == [1, 2, 3, 4] and len(list_stored_pages(again.state)) == 3
     list(again.write_snapshot(snapshot_of(again.state)))
     again.append(records_of(5))
     again.close()
     left = [os.path.basename(path) for path in disk.paths("log-") + disk.paths("snapshot-")]
     assert left == ["log-2", "snapshot-2"], "older ones are gone"
-    assert sorted(open_folder(disk, str(tmp_path)).state.nodes) == [1, 2, 3, 4, 5]
+    assert sorted(list_nodes(open_folder(disk, str(tmp_path)).state)) == [1, 2, 3, 4, 5]
 
 
 def test_processes_that_end_early_lose_nothing(tmp_path: object) -> None:
@@ -60,10 +61,10 @@ def test_processes_that_end_early_lose_nothing(tmp_path: object) -> None:
     disk = LossyDisk()
     for number in range(1, 6):
         folder = open_folder(disk, str(tmp_path))
-        assert len(folder.state.nodes) == number - 1
+        assert len(list_nodes(folder.state)) == number - 1
         folder.append(records_of(number))
         folder.close()
-    assert len(disk.paths("log-")) == 5 and sorted(open_folder(disk, str(tmp_path)).state.nodes) == [1, 2, 3, 4, 5]
+    assert len(disk.paths("log-")) == 5 and sorted(list_nodes(open_folder(disk, str(tmp_path)).state)) == [1, 2, 3, 4, 5]
 
 
 def test_a_damaged_snapshot_is_not_used(tmp_path: object) -> None:
@@ -86,7 +87,7 @@ def test_a_damaged_snapshot_is_not_used(tmp_path: object) -> None:
         disk.files[snapshot].truncate(cut)
         third = open_folder(disk, str(tmp_path))
         third.close()
-        assert sorted(third.state.nodes) == [1, 2, 3, 4], "the older logs say all of it"
+        assert sorted(list_nodes(third.state)) == [1, 2, 3, 4], "the older logs say all of it"
         disk.files[snapshot].content = bytearray(whole)
         for path in disk.paths("log-"):
             if path not in older:
@@ -140,7 +141,7 @@ def test_another_layout_or_format_is_refused_and_kept(tmp_path: object) -> None:
     disk.files[folder.path + "/identity.json"] = identity
     identity.content = bytearray(before[folder.path + "/identity.json"])
     assert {path: bytes(file.content) for path, file in disk.files.items()} == before
-    assert len(open_folder(disk, str(tmp_path)).state.nodes) == 1
+    assert len(list_nodes(open_folder(disk, str(tmp_path)).state)) == 1
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: object) -> None:

@@ -27,6 +27,7 @@ from kv_cache_manager_v2.durable.record_format import (
     encode_root,
     encode_weights,
 )
+from kv_cache_manager_v2.replay.stored_index import list_nodes, list_stored_pages
 
 IDENTITY = json.dumps({"name": "a model"})
 LAYOUT = json.dumps({"slots": [[64]]})
@@ -39,9 +40,9 @@ def open_folder(disk: LossyDisk, parent: str, kill_at: int = 1 << 60) -> CacheFo
 
 def describe(state: IndexState) -> tuple[object, ...]:
     """All that a start makes of it: each page with its path of tokens."""
-    nodes = state.nodes
+    nodes = list_nodes(state)
     found: list[object] = []
-    for place, page in state.pages.items():
+    for place, page in list_stored_pages(state).items():
         path: list[object] = []
         number = page.node
         while number != 0:
@@ -200,7 +201,7 @@ def test_nodes_of_nothing_are_left_out(tmp_path: object) -> None:
     assert folder.log_bytes + folder.snapshot_bytes < 200 < log_bytes
     folder.close()
     again = open_folder(disk, str(tmp_path))
-    assert sorted(again.state.nodes) == [1, 1001] and again.state.next_node == 1002 and len(again.state.pages) == 1
+    assert sorted(list_nodes(again.state)) == [1, 1001] and again.state.next_node == 1002 and len(list_stored_pages(again.state)) == 1
     assert [os.path.basename(path) for path in disk.paths("log-") + disk.paths("snapshot-")] == ["log-2", "log-3", "snapshot-2"]
 
 
@@ -217,7 +218,7 @@ def test_ancestors_of_pages_stay(tmp_path: object) -> None:
     assert list(compaction) != []
     folder.close()
     again = open_folder(disk, str(tmp_path))
-    assert describe(again.state) == describe(state_of(appended)) and sorted(again.state.nodes) == [1, 2, 3, 4, 5, 6, 7]
+    assert describe(again.state) == describe(state_of(appended)) and sorted(list_nodes(again.state)) == [1, 2, 3, 4, 5, 6, 7]
 
 
 def test_snapshots_that_were_not_finished_are_removed(tmp_path: object) -> None:

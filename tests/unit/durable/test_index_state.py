@@ -19,6 +19,7 @@ from kv_cache_manager_v2.durable.record_format import (
     encode_root,
 )
 from kv_cache_manager_v2.durable.index_state import NO_PAGE, SlotTable
+from kv_cache_manager_v2.replay.stored_index import list_nodes, list_stored_pages
 
 SCOPES = (None, "a", "b")
 
@@ -96,8 +97,8 @@ class Model:
         return found
 
     def check(self, state: IndexState, nodes: set[int]) -> None:
-        assert {number: node.parent for number, node in state.nodes.items()} == {number: self.nodes[number][0] for number in nodes}
-        found = [(place, (page.node, page.generation)) for place, page in state.pages.items()]
+        assert {number: node.parent for number, node in list_nodes(state).items()} == {number: self.nodes[number][0] for number in nodes}
+        found = [(place, (page.node, page.generation)) for place, page in list_stored_pages(state).items()]
         assert found == list(self.pages.items())
 
 

@@ -22,6 +22,7 @@ from kv_cache_manager_v2.durable.record_format import (
     frame,
     split_frames,
 )
+from kv_cache_manager_v2.replay.stored_index import list_nodes, list_stored_pages
 
 
 def tokens_of(*numbers: int) -> bytes:
@@ -29,8 +30,8 @@ def tokens_of(*numbers: int) -> bytes:
 
 
 def outline(state: IndexState) -> tuple[object, ...]:
-    nodes = {number: (node.parent, node.form, node.tokens, node.lora_id, node.salt) for number, node in state.nodes.items()}
-    pages = {place: (page.node, page.life_cycle, page.generation, page.checksums) for place, page in state.pages.items()}
+    nodes = {number: (node.parent, node.form, node.tokens, node.lora_id, node.salt) for number, node in list_nodes(state).items()}
+    pages = {place: (page.node, page.life_cycle, page.generation, page.checksums) for place, page in list_stored_pages(state).items()}
     return nodes, list(pages.items()), state.next_node, state.next_generation
 
 
@@ -59,8 +60,9 @@ def test_the_last_word_counts() -> None:
     state = IndexState()
     for records in HISTORY:
         state.apply(records)
-    assert sorted(state.nodes) == [1, 2, 5], "the tenant's scope is cleared, with all below it"
-    assert {place: page.node for place, page in state.pages.items()} == {(0, 7): 5, (0, 9): 2}, "a page of a forgotten node is none"
+    assert sorted(list_nodes(state)) == [1, 2, 5], "the tenant's scope is cleared, with all below it"
+    found = {place: page.node for place, page in list_stored_pages(state).items()}
+    assert found == {(0, 7): 5, (0, 9): 2}, "a page of a forgotten node is none"
     assert (state.next_node, state.next_generation) == (6, 6), "numbers are never given again"
 
 
@@ -79,17 +81,17 @@ def test_everything_can_be_cleared() -> None:
     for records in HISTORY[:5]:
         state.apply(records)
     state.apply(encode_clear_all())
-    assert not state.nodes and not state.pages and state.next_node == 6
+    assert not list_nodes(state) and not list_stored_pages(state) and state.next_node == 6
 
 
 def test_pages_get_new_generations_and_descriptions() -> None:
     state = IndexState()
     for records in HISTORY[:3]:
         state.apply(records)
-    places = {place: page.generation for place, page in state.pages.items()}
+    places = {place: page.generation for place, page in list_stored_pages(state).items()}
     (group, slot), generation = next(iter(places.items()))
     state.apply(encode_order(group, [slot, 70, 5, 1000, 71, 6]) + encode_order(9, [slot, 72, 7]))
-    assert {place: page.generation for place, page in state.pages.items()} == {**places, (group, slot): 70} != places
+    assert {place: page.generation for place, page in list_stored_pages(state).items()} == {**places, (group, slot): 70} != places
     assert state.next_generation == 73, "what names no page has its generation all the same"
     again = IndexState()
     for records in encode_state(state):
@@ -147,5 +149,6 @@ def test_records_that_nothing_wrote_are_refused_or_harmless(seed: int) -> None:
             state.apply(bytes(records[: choices.randrange(len(records) + 1)]))
         except BadRecordError:
             continue
-        assert all(node < state.next_node for node in state.nodes)
-        assert all(node.parent == 0 or node.parent in state.nodes for node in state.nodes.values())
+        nodes = list_nodes(state)
+        assert all(node < state.next_node for node in nodes)
+        assert all(node.parent == 0 or node.parent in nodes for node in nodes.values())

@@ -17,11 +17,12 @@ from lossy_files import LossyDisk, LossyFiles
 from kv_cache_manager_v2 import ModelId, ReuseScope, StorageIOError
 from kv_cache_manager_v2.device.os_files import OsFiles
 from kv_cache_manager_v2.device.read_only_files import ReadOnlyFiles
-from kv_cache_manager_v2.durable.folder_contents import FolderContents, find_folders
-from kv_cache_manager_v2.durable.folder_removal import remove_folder, remove_scopes
+from kv_cache_manager_v2.durable.folder_removal import remove_folder
+from kv_cache_manager_v2.replay.folder_contents import FolderContents, find_folders, remove_scopes
 from kv_cache_manager_v2.replay.bad_input import BadInputError
 from kv_cache_manager_v2.replay.cache_command import run_cache_command
 from kv_cache_manager_v2.replay.cli import main
+from kv_cache_manager_v2.replay.stored_index import list_stored_pages
 
 TEXT = list(range(100, 112))
 TENANTS = (None, "one", 2)
@@ -122,7 +123,7 @@ def test_it_finds_each_damaged_page(tmp_path: Path, capsys: pytest.CaptureFixtur
     path = fill(tmp_path)
     assert main(["cache", "verify", str(tmp_path)]) == 0
     assert f"{path}: 9 pages of" in capsys.readouterr().out
-    slots = sorted(slot for _group, slot in FolderContents(ReadOnlyFiles(), path).state.pages)
+    slots = sorted(slot for _group, slot in list_stored_pages(FolderContents(ReadOnlyFiles(), path).state))
     data = Path(path) / "data-0-0"
     content = bytearray(data.read_bytes())
     content[slots[1] * SLOT_BYTES] ^= 1

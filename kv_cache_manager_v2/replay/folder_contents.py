@@ -1,8 +1,9 @@
 """The contents of a durable level's folder, read without changing it: whose it is, and its blocks and pages by scope.
 
-For tools beside the managers. While a manager has the folder, what is read is the state of some moment.
+While a manager has the folder, what is read is the state of some moment. `remove_scopes` needs it free.
 """
 
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,15 +12,16 @@ from typing import Any, Final, final
 from mypy_extensions import mypyc_attr
 
 from ..base.value import Value
-from ..device.file_bytes import read_named
 from ..device.file_port import FilePort
 from ..device.stripe import Stripe, make_stripe
-from .cache_folder import FOLDER_PREFIX, FORMAT, FORMAT_OF_PARTS, IDENTITY_NAME
-from .folder_lock import LOCK_NAME, name_holder
-from .folder_parts import describe_part, read_object, read_part
-from .index_files import load_present
-from .index_state import IndexState, StoredNode
-from .record_format import MIXED, BadRecordError, decode_mixed
+from ..durable.cache_folder import FOLDER_PREFIX, IDENTITY_NAME, CacheFolder, folder_name
+from ..durable.folder_identity import find_part_fault, list_part_folders, read_identity, read_parts
+from ..durable.folder_lock import LOCK_NAME, name_holder
+from ..durable.folder_parts import describe_part, read_part
+from ..durable.index_files import load_present
+from ..durable.index_state import IndexState
+from ..durable.record_format import MIXED, BadRecordError, decode_mixed, encode_clear_scope
+from .stored_index import StoredNode, list_nodes, list_stored_pages
 
 _TOKEN_BYTES: Final = 4
 
@@ -54,7 +56,7 @@ class FolderContents:
         `ValueError` where it cannot be known what is there, `OSError` where it cannot be read.
         """
         self.path: Final = path
-        self.identity, self.layout, self.slot_bytes, self._parts = _read_identity(files, path)
+        self.identity, self.layout, self.slot_bytes, self._parts = read_identity(files, path)
         self.part_folders: Final[list[str]] = list_part_folders(files, path, self._parts, more_paths)
         """This folder, and those on the other paths, see `list_part_folders`."""
         self.holder: Final[str | None] = find_holder(files, path)
@@ -74,7 +76,7 @@ class FolderContents:
         """The scopes that have pages, in the order in which they came."""
         scope_of: dict[int, int | str | None] = {}
         blocks: dict[int | str | None, set[int]] = {}
-        nodes = self.state.nodes
+        nodes = list_nodes(self.state)
         for number, node in nodes.items():
             if node.parent == 0:
                 scope_of[number] = node.salt
@@ -83,7 +85,7 @@ class FolderContents:
                 scope_of[number] = scope_of[node.parent]
         pages: dict[int | str | None, int] = {}
         num_bytes: dict[int | str | None, int] = {}
-        for (pool_group, _slot), page in self.state.pages.items():
+        for (pool_group, _slot), page in list_stored_pages(self.state).items():
             if page.node not in scope_of:
                 continue
             salt = scope_of[page.node]
@@ -96,38 +98,6 @@ class FolderContents:
             for salt, found in blocks.items()
             if len(found) > 0
         ]
-
-
-def read_parts(files: FilePort, path: str) -> dict[str, Any]:
-    """The parts, as identity.json says; empty for a level on one path. `ValueError` where it cannot be known."""
-    return _read_identity(files, path)[3]
-
-
-def list_part_folders(files: FilePort, path: str, parts: dict[str, Any], more_paths: Sequence[str] = ()) -> list[str]:
-    """The folder that has the index, and those of the parts: where the last manager that wrote had them, or else in one of
-    ``more_paths``."""
-    name = os.path.basename(os.path.normpath(path))
-    folders = [path, *[os.path.join(str(parent), name) for parent in parts.get("paths", [])[1:]]]
-    for number in range(1, len(folders)):
-        noted = folders[number]
-        for folder in (noted, *[os.path.join(other, name) for other in more_paths], *more_paths):
-            folders[number] = folder
-            if find_part_fault(files, folders, parts, number) == "":
-                break
-            folders[number] = noted
-    return folders
-
-
-def find_part_fault(files: FilePort, folders: list[str], parts: dict[str, Any], number: int) -> str:
-    """The fault of the folder on that path; empty if it is that part of the level."""
-    if number == 0:
-        return ""
-    found = read_part(files, folders[number])
-    if found is None:
-        return f"part {number + 1} of {len(folders)} is not in {folders[number]}"
-    if found["set"] != parts["set"] or found["part"] != number:
-        return f"{folders[number]} is a part of another durable level"
-    return ""
 
 
 def find_level_of_part(files: FilePort, path: str) -> str:
@@ -172,42 +142,6 @@ def find_holder(files: FilePort, path: str) -> str | None:
     return None
 
 
-def _read_identity(files: FilePort, path: str) -> tuple[dict[str, Any], dict[str, Any], list[list[int]], dict[str, Any]]:
-    name = os.path.join(path, IDENTITY_NAME)
-    try:
-        data = read_named(files, name)
-    except FileNotFoundError:
-        part = read_part(files, path)
-        if part is not None:
-            raise ValueError(describe_part(part)) from None
-        raise ValueError("there is no identity.json, so what it has is unknown") from None
-    described = read_object(data)
-    if described is None:
-        raise ValueError("identity.json there cannot be read, so what it has is unknown")
-    parts = described.get("parts", {})
-    if not isinstance(parts, dict) or (len(parts) > 0 and not _are_parts(parts)):
-        raise ValueError("identity.json there does not say which parts it has, so what it has is unknown")
-    if described.get("format") != (FORMAT if len(parts) == 0 else FORMAT_OF_PARTS):
-        raise ValueError(f"it has format {described.get('format')}, and this release reads format {FORMAT}")
-    identity = described.get("identity")
-    layout = described.get("layout")
-    if not isinstance(identity, dict) or not isinstance(layout, dict):
-        raise ValueError("identity.json there has no identity or no layout, so what it has is unknown")
-    slots = layout.get("slots")
-    if not isinstance(slots, list) or not all([_are_sizes(sizes) for sizes in slots]):
-        raise ValueError("identity.json there does not say how large the slots are, so what it has is unknown")
-    return identity, layout, [list(sizes) for sizes in slots], parts
-
-
-def _are_parts(parts: dict[str, Any]) -> bool:
-    paths = parts.get("paths")
-    return isinstance(paths, list) and all([isinstance(path, str) for path in paths]) and "set" in parts
-
-
-def _are_sizes(sizes: object) -> bool:
-    return isinstance(sizes, list) and all([isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes])
-
-
 def _count_file_bytes(files: FilePort, path: str) -> int:
     num_bytes = 0
     for name in files.names(path):
@@ -221,3 +155,23 @@ def _count_file_bytes(files: FilePort, path: str) -> int:
         finally:
             files.close_file(file)
     return num_bytes
+
+
+def remove_scopes(files: FilePort, contents: FolderContents, salts: list[int | str | None]) -> None:
+    """Nothing of these scopes is found again; their slots are free for the next manager. `LogicError` while a manager has the folder;
+    `StorageIOError` or `OSError` where the disk refuses: then the index is as it was."""
+    identity = json.dumps(contents.identity, sort_keys=True)
+    parent, name = os.path.split(os.path.abspath(contents.path))
+    if folder_name(identity) != name:
+        raise ValueError(
+            f"the folder's name is not that of the identity in it, {folder_name(identity)}; rename it, or remove it as a whole"
+        )
+    paths = [parent, *[os.path.dirname(folder) for folder in contents.part_folders[1:]]]
+    folder = CacheFolder(files, paths, identity, json.dumps(contents.layout))
+    try:
+        folder.append(b"".join([encode_clear_scope(None, salt) for salt in salts]))
+    except OSError:
+        folder.remove_log()
+        raise
+    finally:
+        folder.close()

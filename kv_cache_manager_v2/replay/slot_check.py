@@ -12,7 +12,7 @@ from ..device.file_port import FilePort
 from ..device.slot_watch import CHUNK_BYTES
 from ..device.striped_files import StripedFiles
 from .folder_contents import FolderContents
-from .index_state import StoredPage
+from .stored_index import StoredPage
 
 
 @final
