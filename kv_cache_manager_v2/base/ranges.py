@@ -39,17 +39,6 @@ class HalfOpenRange(Value):
     def __iter__(self) -> Iterator[int]:
         return iter(range(self.beg, self.end))
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, HalfOpenRange):
-            return NotImplemented
-        return self.beg == other.beg and self.end == other.end
-
-    def __hash__(self) -> int:
-        return hash((self.beg, self.end))
-
-    def __repr__(self) -> str:
-        return f"HalfOpenRange({self.beg}, {self.end})"
-
 
 def intersect(a: HalfOpenRange, b: HalfOpenRange) -> HalfOpenRange:
     """The ints in both ranges; an empty result keeps ``end == beg``."""

@@ -30,3 +30,6 @@ class Value:
 
     def __hash__(self) -> int:
         return hash(self._arguments())
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join([repr(argument) for argument in self._arguments()])})"

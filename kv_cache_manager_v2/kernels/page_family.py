@@ -36,9 +36,6 @@ class StridedPages(Value):
     def _arguments(self) -> tuple[object, ...]:
         return (self.layer_group_id,)
 
-    def __repr__(self) -> str:
-        return f"StridedPages({self.layer_group_id})"
-
 
 @final
 @mypyc_attr(native_class=True)

@@ -143,15 +143,6 @@ class AttnLifeCycle(LifeCycle):
         window_beg = (history_length + 1 - self._window) // tokens_per_block
         return window_beg if window_beg > beg else beg
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, AttnLifeCycle):
-            return NotImplemented
-        is_equal_rule = self._has_window == other._has_window and self._window == other._window and self._sinks == other._sinks
-        return is_equal_rule and self._part == other._part
-
-    def __hash__(self) -> int:
-        return hash((self._has_window, int(self._window), int(self._sinks), int(self._part)))
-
     def __repr__(self) -> str:
         part = f", part={self.part}" if self._part > 0 else ""
         return f"AttnLifeCycle(window_size={self.window_size}, num_sink_blocks={self.num_sink_blocks}{part})"
@@ -184,12 +175,3 @@ class SsmLifeCycle(LifeCycle):
 
     def compute_stale_end(self, history_length: i64, tokens_per_block: i64) -> i64:
         return 0
-
-    def __eq__(self, other: object) -> bool:
-        return True if isinstance(other, SsmLifeCycle) else NotImplemented
-
-    def __hash__(self) -> int:
-        return 1
-
-    def __repr__(self) -> str:
-        return "SsmLifeCycle()"

@@ -160,19 +160,6 @@ class PageIndexConverter(Value):
                 base, pages, scratch, self.scale, self.expansion, self.layer_offset, self.scratch_pages_per_block
             )
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, PageIndexConverter):
-            return NotImplemented
-        return (
-            self.scale == other.scale
-            and self.expansion == other.expansion
-            and self.layer_offset == other.layer_offset
-            and self.scratch_pages_per_block == other.scratch_pages_per_block
-        )
-
-    def __hash__(self) -> int:
-        return hash((self.scale, self.expansion, self.layer_offset, self.scratch_pages_per_block))
-
     def __repr__(self) -> str:
         return (
             f"PageIndexConverter(scale={self.scale}, expansion={self.expansion}, layer_offset={self.layer_offset},"

@@ -32,14 +32,3 @@ class ScratchDesc(Value):
 
     def __bool__(self) -> bool:
         return bool(self.range)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, ScratchDesc):
-            return NotImplemented
-        return self.range == other.range and self.slot_ids == other.slot_ids
-
-    def __hash__(self) -> int:
-        return hash((self.range, self.slot_ids))
-
-    def __repr__(self) -> str:
-        return f"ScratchDesc({self.range!r}, {self.slot_ids})"

@@ -122,6 +122,3 @@ class AllBlocksCleared(WireEvent):
 
     def _arguments(self) -> tuple[object, ...]:
         return ()
-
-    def __repr__(self) -> str:
-        return "AllBlocksCleared()"
