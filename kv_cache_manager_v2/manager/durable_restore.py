@@ -136,11 +136,9 @@ class DurableRestore:
         state = self.state
         pages_of = self._pages_of
         self._uproot()
-        position: i64 = 0
-        for page in self.pages:
+        for position in range(len(self.pages)):
             if int(position) not in kept:
-                pages_of[self._place_of(state, page)] = NO_ORDINAL
-            position += 1
+                pages_of[self._place_of(state, self.pages[position])] = NO_ORDINAL
         old_pages = self.pages
         self._choose(state)
         self._plant(keeps_weights)
@@ -233,8 +231,7 @@ class DurableRestore:
         twins = self._twins
         pages_of = self._pages_of
         num_nodes = state.num_nodes
-        node: i64 = 0
-        while node < num_nodes:
+        for node in range(num_nodes):
             if twins[node] == node and state.parents[node] >= 0:
                 parent = twins[state.parents[node]]
                 above = flags[parent]
@@ -244,7 +241,6 @@ class DurableRestore:
                         if pages_of[parent * num_life_cycles + life_cycle] == NO_ORDINAL:
                             reaches = False
                 flags[node] = (flags[node] & _IS_FULL) | (_IS_REACHABLE if reaches else 0)
-            node += 1
         # All ancestors of what can be reached can be reached.
         node = num_nodes - 1
         while node >= 0:
@@ -286,10 +282,8 @@ class DurableRestore:
                 pages = append(pages, page)
         by_generation = state.sort_pages(pages, state.generations)
         # Of pages used at once the end of their path comes first, which was written last.
-        position: i64 = 0
-        while position < len(pages):
+        for position in range(len(pages)):
             pages[position] = by_generation[len(pages) - 1 - position]
-            position += 1
         self.pages = state.sort_pages(pages, self._list_uses(state, pages))
         self.num_pages = len(pages)
 

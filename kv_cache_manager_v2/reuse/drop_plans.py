@@ -80,11 +80,9 @@ class DropPlans:
         for life_cycle in range(len(self._cycles)):
             cycle = self._cycles[life_cycle]
             if of_unbounded == (cycle.has_page_per_block and cycle.window_size is None):
-                ordinal = last
                 begin = self._find_begin(plan, life_cycle)
-                while ordinal >= begin:
+                for ordinal in range(last, begin - 1, -1):
                     count += self._drop_page(plan.blocks[ordinal], ordinal, life_cycle)
-                    ordinal -= 1
         return count
 
     def cancel(self, number: int) -> None:

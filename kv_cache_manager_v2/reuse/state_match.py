@@ -124,12 +124,10 @@ class StateMatcher:
                 return None
         elif children is None or children.num_partial == 0:
             return None
-        length = longest
-        while length >= least:
+        for length in range(longest, least - 1, -1):
             child = self._tree.find_child(parent, packed[begin : begin + length * TOKEN_BYTES])
             if child is not None and self._has_snapshot(child):
                 return child
-            length -= 1
         return None
 
     def _find_partial(

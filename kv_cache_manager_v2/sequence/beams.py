@@ -137,10 +137,8 @@ def reorder(state: SequenceState, parents: vec[i64]) -> None:
         _copy_states(beams, parents, states)
     shared.guard.begin_change()
     _reorder_blocks(beams, parents)
-    position = 0
-    for state_blocks in states:
-        beams[position].recurrent.state_blocks = state_blocks
-        position += 1
+    for beam, state_blocks in zip(beams, states):
+        beam.recurrent.state_blocks = state_blocks
     shared.guard.end_change()
 
 
@@ -151,22 +149,18 @@ def _reorder_blocks(beams: list[SequenceState], parents: vec[i64]) -> None:
         take_published_pages(beam, begin)
     texts = [beam.blocks[begin:] for beam in beams]
     # First every new owner, then the old ones go: so no block is freed in between.
-    position: i64 = 0
-    for beam in beams:
-        parent = beams[parents[position]]
+    for position, beam in enumerate(beams):
+        parent = parents[position]
         ordinal = begin
-        for block in texts[parents[position]]:
+        for block in texts[parent]:
             if block is not beam.blocks[ordinal]:
-                _share_block(parent, block, ordinal)
+                _share_block(beams[parent], block, ordinal)
             ordinal += 1
-        position += 1
     mark = state.shared.order.mark(state.timeline)
     for beam in beams:
         beam.forked_end = beam.num_blocks if beam.num_blocks > begin else 0
-    position = 0
-    for beam in beams:
+    for position, beam in enumerate(beams):
         _adopt_blocks(beam, texts[parents[position]], mark)
-        position += 1
 
 
 def _share_block(parent: SequenceState, block: Block, ordinal: i64) -> None:
@@ -198,23 +192,11 @@ def _assign_states(beams: list[SequenceState], parents: vec[i64]) -> list[list[B
     """For each beam the slots that its recurrent state will be in: a state goes over to a child of its beam; further children get those
     of beams that have none."""
     states = [beam.recurrent.state_blocks for beam in beams]
-    is_parent = [False] * len(beams)
-    taken = [False] * len(beams)
-    position: i64 = 0
-    for parent in parents:
-        is_parent[parent] = True
-        if parent == position:
-            taken[position] = True
-        position += 1
-    unused: list[list[Block]] = []
-    position = 0
-    for state_blocks in states:
-        if not is_parent[position]:
-            unused.append(state_blocks)
-        position += 1
+    taken = [parents[position] == position for position in range(len(beams))]
+    unused = [state_blocks for position, state_blocks in enumerate(states) if position not in parents]
     assigned: list[list[Block]] = []
-    position = 0
-    for parent in parents:
+    for position in range(len(beams)):
+        parent = parents[position]
         if parent == position:
             assigned.append(states[position])
         elif not taken[parent]:
@@ -222,7 +204,6 @@ def _assign_states(beams: list[SequenceState], parents: vec[i64]) -> list[list[B
             assigned.append(states[parent])
         else:
             assigned.append(unused.pop())
-        position += 1
     return assigned
 
 
@@ -235,19 +216,15 @@ def _copy_states(beams: list[SequenceState], parents: vec[i64], assigned: list[l
     pool_groups = vec[i64]()
     sources = vec[i64]()
     targets = vec[i64]()
-    position = 0
-    for parent in parents:
-        index = 0
-        for block in beams[parent].recurrent.state_blocks:
+    for position in range(len(beams)):
+        for block, own in zip(beams[parents[position]].recurrent.state_blocks, assigned[position]):
             source = block.first_page + life_cycle
-            target = assigned[position][index].first_page + life_cycle
+            target = own.first_page + life_cycle
             if source != target:
                 pages = append(append(pages, source), target)
                 pool_groups = append(pool_groups, pool_group)
                 sources = append(sources, storage.rows.slot(source))
                 targets = append(targets, storage.rows.slot(target))
-            index += 1
-        position += 1
     if len(sources) == 0:
         return
     try:

@@ -78,13 +78,11 @@ def record_retained(state: SequenceState, first_block: i64) -> None:
     plan = state.request.retention
     assert plan is not None
     block = state.path_end
-    ordinal = state.num_published - 1
-    while ordinal >= first_block:
+    for ordinal in range(state.num_published - 1, first_block - 1, -1):
         state.shared.claims.retention.record_published(plan, block, int(ordinal))
         parent = block.parent
         assert parent is not None, "a published path does not end at a root"
         block = parent
-        ordinal -= 1
 
 
 def _advance_history(state: SequenceState, mark: i64) -> None:

@@ -373,14 +373,12 @@ def _release_blocks(state: SequenceState, mark: i64) -> None:
     first: i64 = 0
     if goes_by_runs:
         first = state.num_published
-    ordinal = state.num_blocks - 1
-    while ordinal >= first:
+    for ordinal in range(state.num_blocks - 1, first - 1, -1):
         for life_cycle in range(shared.num_life_cycles):
             if state.has_page(life_cycle, ordinal):
                 release_page(state, life_cycle, ordinal, mark)
         if ordinal >= state.num_published:
             release_owner(shared.tree, state.blocks[ordinal])
-        ordinal -= 1
     if goes_by_runs:
         release_published(state, mark)
     shared.storage.learning.request.end()
