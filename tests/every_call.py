@@ -160,6 +160,7 @@ class EveryCall:
             arguments["retention"] = RetentionConfig(ranges, rng.choice([None, 80]))
         if rng.random() < 0.3:
             arguments["snapshot_positions"] = [rng.randrange(60)]
+            arguments["exact"] = len(text) % 2 == 0
         if rng.random() < 0.3:
             arguments["expected_prompt_length"] = rng.randrange(80)
         kv_cache = self.manager.create_kv_cache(self.scope(), text, **arguments)

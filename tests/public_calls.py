@@ -309,6 +309,7 @@ _EXAMPLES: dict[str, Callable[[World], Example | dict[str, Any]]] = {
     "KVCacheManager.create_kv_cache": lambda w: {
         "reuse_scope": ReuseScope(1), "input_tokens": [1, 2, 3], "id": 7, "custom_priority_callback": lambda ordinal, life_cycle: 35,
         "expected_prompt_length": 3, "count_in_statistics": True, "snapshot_positions": [2], "retention": RetentionConfig(),
+        "exact": True,
     },
     "KVCacheManager.ready": lambda w: (lambda **given: asyncio.run(w.manager.ready(**given)), {"kv_cache": w.active}),
     "KVCacheManager.resize_batch": lambda w: {"kv_caches": [w.active], "capacities": [33], "history_lengths": [6]},

@@ -169,6 +169,8 @@ def _describe_block(shared: SharedState, block: Block, depth: int) -> StateDump:
         }
         if page in shared.storage.reads.lost:
             found["is_lost"] = True
+        if shared.storage.has_loss(page):
+            found["is_lossy"] = True
         pages.append(found)
     tokens = [
         token if isinstance(token, int) else token.hex() for token in unpack_tokens(shared.tree.key_of(block), shared.tree.digests)

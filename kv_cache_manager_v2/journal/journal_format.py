@@ -18,7 +18,7 @@ present ones where it said to keep them.
                 expected prompt length + 1 or 0,
                 count of snapshot positions, each of them,
                 retention as JSON text, or an empty text,
-                counted (0 / 1)
+                counted (0 / 1), exact (0 / 1)
     RESUME      serial, priorities, stream, result (0 / 1)       returned True or False
     REWIND      serial, tokens, tokens that were kept            returned
     SUSPEND     serial                                           returned
@@ -78,7 +78,7 @@ forgotten sequence.
 from typing import Final
 
 MAGIC: Final = b"KVCM"
-VERSION: Final = 43
+VERSION: Final = 44
 
 CREATE: Final = 1
 RESUME: Final = 2
@@ -141,7 +141,7 @@ DIGEST_EVERY: Final = 1024
 """A power of two."""
 
 CALLS: Final[dict[int, tuple[str, str]]] = {
-    CREATE: (".create", "psoaLNTb"),
+    CREATE: (".create", "psoaLNTbb"),
     RESUME: ("resume", "qpzr"),
     REWIND: ("rewind", "qnc"),
     SUSPEND: ("suspend", "q"),

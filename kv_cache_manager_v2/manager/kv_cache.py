@@ -575,8 +575,8 @@ class KVCache(Handle):
     @property
     def match_info(self) -> MatchedTokens:
         """The match when the sequence was made: attention up to one length, recurrent state up to another."""
-        state = self._state
-        return MatchedTokens(int(state.recurrent.attention_tokens), int(state.recurrent.state_tokens), int(state.recurrent.planned_tokens))
+        found = self._state.recurrent
+        return MatchedTokens(int(found.attention_tokens), int(found.state_tokens), int(found.planned_tokens), int(found.lossy_tokens))
 
     @property
     def next_snapshot_position(self) -> int | None:

@@ -116,6 +116,7 @@ from ..sequence.retention_plan import EXPECTED, FOR_EVER, RetentionPlan, round_m
 from ..sequence.sequence_state import Request, SequenceState
 from ..sequence.shared_state import SharedState
 from ..sequence.usage_recorder import make_usage_recorder
+from ..sequence.whole_prefix import count_exact
 from ..stats.block_times import BlockTimes
 from ..stats.hint_result import HintResult
 from ..stats.statistics_clock import StatisticsClock
@@ -543,6 +544,7 @@ class KVCacheManager(Handle):
         count_in_statistics: Given[bool] = True,
         snapshot_positions: Sequence[SupportsIndex] = (),
         retention: Given[RetentionConfig | None] = None,
+        exact: Given[bool] = False,
     ) -> KVCache:
         """A suspended sequence that holds the pages of the longest reusable prefix of ``input_tokens``.
 
@@ -556,6 +558,7 @@ class KVCacheManager(Handle):
         ``snapshot_positions``: lengths at which the recurrent state, if there is any, is to be kept for reuse, beside those
         of the manager's `SnapshotPolicy`. ``retention``: priorities, and how long they hold, for ranges of the prompt and for what is
         generated; where the callback has a say as well, the higher priority counts.
+        ``exact``: where a codec packs pages with loss, the match ends before the first page that was packed (`MatchedTokens.lossy_tokens`).
 
         `ValueError` for a token, length, position or priority out of range, `TypeError` for a value of another type, `LogicError` once
         shut down; what the callback raises is passed on. Then nothing has changed.
@@ -580,21 +583,23 @@ class KVCacheManager(Handle):
             ]
             request = Request(serial, sequence_id, scope, custom_priority_callback)
             request.is_counted = is_counted
+            is_exact = to_bool(exact, "exact")
+            request.is_exact = is_exact and shared.storage.packs_with_loss
             request.prompt_length = prompt_length
             if terms is not None:
                 _add_terms(request, terms, self._config.tokens_per_block)
             kv_cache = self._begin(request, input_tokens, packed, positions)
-            given = (input_tokens, packed)
             length = 0 if expected_prompt_length is None else prompt_length + 1
             asks = custom_priority_callback is not None
             journal.remember(serial, b"" if packed is None else packed)
-            journal.record(CREATE, ASKED, scope, given, asks, length, positions, terms, is_counted)
+            journal.record(CREATE, ASKED, scope, (input_tokens, packed), asks, length, positions, terms, is_counted, is_exact)
             return kv_cache
 
     def _begin(self, request: Request, input_tokens: Tokens | None, packed: bytes | None, positions: list[int]) -> KVCache:
         """A sequence that holds what there is of its tokens. What the user's callback raises comes before anything changes."""
         shared = self._shared
-        found = self._matches.find(request.scope, packed, True)
+        found = self._matches.find(request.scope, packed, True, True, request.is_exact)
+        lossy_tokens = found.match.num_tokens - count_exact(shared, found)
         state = SequenceState(shared, request, self._device.default_stream())
         if request.priority_callback is not None:
             request.priorities = residency.ask_matched_priorities(state, found.match)
@@ -602,6 +607,7 @@ class KVCacheManager(Handle):
         text = b"" if packed is None else packed
         shared.guard.begin_change()
         residency.hold_match(state, found.match, self._matches.planned)
+        state.recurrent.lossy_tokens = lossy_tokens
         if shared.has_state:
             begin_with(state, found, text, int(request.prompt_length), positions, request.is_counted)
         shared.guard.end_change()

@@ -50,6 +50,7 @@ def open_storage(
     if codec is not None:
         codec.validate(device)
     storage = PageStorage(device, order, layout, levels, num_null_slots, debug_fill)
+    storage.packs_with_loss = codec is not None and not codec.is_lossless
     packer = None if codec is None else PagePacker(codec, device, layout, storage.rows)
     mover = PageMover(device, order, storage.pool_groups, storage.num_pool_groups, storage.num_levels, packer)
     if len(levels) > 1:

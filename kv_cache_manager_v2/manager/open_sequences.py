@@ -27,7 +27,7 @@ from ..sequence.usage_recorder import UsageRecorder, record_use
 from ..reuse.reuse_scope import ReuseScope
 from ..storage.page_removal import settle_reads
 from ..sequence.recurrent_state import begin_with
-from ..sequence.whole_prefix import cut_to_slots, find_whole
+from ..sequence.whole_prefix import count_exact, cut_to_slots, find_whole
 
 
 def reopen(
@@ -42,8 +42,11 @@ def reopen(
         # Lost pages that the sequence held are dropped.
         settle_reads(shared.storage)
     root = shared.tree.find_root(state.request.scope)
-    found = cut_to_slots(shared, root, packed, find_whole(shared, root, packed))
+    is_exact = state.request.is_exact
+    found = cut_to_slots(shared, root, packed, find_whole(shared, root, packed, is_exact), is_exact)
+    lossy_tokens = found.match.num_tokens - count_exact(shared, found)
     residency.hold_match(state, found.match, [])
+    state.recurrent.lossy_tokens = lossy_tokens
     state.request.given_end = state.num_committed if has_given else -1
     if shared.has_state:
         positions = [] if plan is None else plan.list_positions()

@@ -12,7 +12,7 @@ from ..reuse.token_packing import TOKEN_BYTES
 from ..sequence.planned_blocks import PlannedBlock
 from ..sequence.planned_match import cut_path, find_path
 from ..sequence.shared_state import SharedState
-from ..sequence.whole_prefix import count_resumable, cut_to_slots, find_longest, find_whole
+from ..sequence.whole_prefix import count_exact, count_resumable, cut_to_slots, find_longest, find_whole
 from ..storage.page_removal import settle_reads
 
 NO_PLANNED: Final[list[PlannedBlock]] = []
@@ -49,8 +49,11 @@ class PrefixMatches:
         num_decisive = (self._shared.matcher.count_content(root, found, packed) // size + 1) * size
         return found.num_tokens if num_decisive * TOKEN_BYTES <= len(packed) else -1
 
-    def find(self, scope: ReuseScope, packed: bytes | None, with_planned: bool, settles: bool = True) -> StateMatch:
-        """``with_planned``: also blocks that are planned. ``settles``: ask first which disk reads are done by now."""
+    def find(
+        self, scope: ReuseScope, packed: bytes | None, with_planned: bool, settles: bool = True, is_exact: bool = False
+    ) -> StateMatch:
+        """``with_planned``: also blocks that are planned. ``settles``: ask first which disk reads are done by now. ``is_exact``: only pages
+        that were never packed with loss."""
         shared = self._shared
         self.planned = NO_PLANNED
         self.num_untrimmed = 0
@@ -58,12 +61,12 @@ class PrefixMatches:
         root = shared.tree.find_root(scope)
         if packed is None or root is None:
             return NO_STATE_MATCH
-        found = self._find_published(root, packed, settles)
+        found = self._find_published(root, packed, settles, is_exact)
         if not with_planned or shared.claims.planned.num_blocks == 0:
             return found
-        return self._go_on_planned(root, packed, found)
+        return self._go_on_planned(root, packed, found, is_exact)
 
-    def _go_on_planned(self, root: Block, packed: bytes, found: StateMatch) -> StateMatch:
+    def _go_on_planned(self, root: Block, packed: bytes, found: StateMatch, is_exact: bool) -> StateMatch:
         """The match with planned blocks, if it is longer so."""
         shared = self._shared
         blocks, planned = find_path(shared, root, packed)
@@ -76,6 +79,9 @@ class PrefixMatches:
             end = (num_content if num_content > self.num_content else self.num_content) - self._backoff
             if end < num_content:
                 num_blocks = end // shared.tokens_per_block if end > 0 else 0
+        if is_exact:
+            end = num_blocks * shared.tokens_per_block
+            num_blocks = count_exact(shared, StateMatch(Match(blocks[:int(num_blocks)], end), end, end, None, 0)) // shared.tokens_per_block
         num_blocks = count_resumable(shared, num_blocks * shared.tokens_per_block) // shared.tokens_per_block
         num_blocks = shared.matcher.count_with_windows(blocks, num_blocks)
         num_tokens = num_blocks * shared.tokens_per_block
@@ -92,22 +98,22 @@ class PrefixMatches:
             self.num_untrimmed = num_untrimmed
         return StateMatch(Match(blocks, num_tokens), num_tokens, num_tokens, None, 0)
 
-    def _find_published(self, root: Block, packed: bytes, settles: bool) -> StateMatch:
+    def _find_published(self, root: Block, packed: bytes, settles: bool, is_exact: bool) -> StateMatch:
         shared = self._shared
         longest = find_longest(shared, root, packed)
         if not shared.storage.reads.is_idle:
             if settles:
                 settle_reads(shared.storage)
-            longest = find_whole(shared, root, packed)
-        found = longest
+            longest = find_whole(shared, root, packed, False)
+        found = find_whole(shared, root, packed, True) if is_exact else longest
         self.num_untrimmed = found.match.num_tokens
         if self._backoff > 0 or self.counts_content:
             self.num_content = shared.matcher.count_content(root, found.match, packed)
             end = max(int(self.num_content - self._backoff), 0)
             if self._backoff > 0 and found.attention_tokens > end:
                 # Trimmed, other pages are in the windows and the last block may be another one: look again at what is left.
-                found = find_whole(shared, root, packed[: end * TOKEN_BYTES])
-        found = cut_to_slots(shared, root, packed, found)
+                found = find_whole(shared, root, packed[: end * TOKEN_BYTES], is_exact)
+        found = cut_to_slots(shared, root, packed, found, is_exact)
         if found is not longest:
             found.known_blocks = longest.known_blocks
             found.extends = longest.extends

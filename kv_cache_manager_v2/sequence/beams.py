@@ -235,5 +235,5 @@ def _copy_states(beams: list[SequenceState], parents: vec[i64], assigned: list[l
         raise
     at: i64
     for at in range(0, len(pages), 2):
-        storage.reads.record_copy(pages[at], pages[at + 1])
+        storage.record_copy(pages[at], pages[at + 1])
     storage.counters.record_copied(GPU_LEVEL, GPU_LEVEL, pool_group, len(sources), find_page_counters(beams[0].request.counters))

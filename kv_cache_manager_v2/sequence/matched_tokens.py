@@ -20,6 +20,8 @@ class MatchedTokens(Value):
     """The state that the sequence begins with is that after so many tokens."""
     planned_tokens: int = 0
     """The last so many of ``attention_tokens`` were planned by other sequences and not committed (`KVCache.publish_planned`)."""
+    lossy_tokens: int = 0
+    """The last so many matched tokens lie in or behind the first block of which a page was packed with loss since it was written."""
 
     @property
     def num_replay_tokens(self) -> int:

@@ -7,6 +7,7 @@ Where it has an equal one, that one counts from now on (*rebase*), and for each 
     has no page                                             any      MOVE: it goes on under the published row
     has it below level 0                         locked     any      REPLACE: ours takes its place, which saves bringing it up
     has it on level 0, and no sequence locks it  locked     stay     REPLACE; not if a further beam publishes: its bytes may be others'
+    the same, packed with loss, which ours was not          any      REPLACE, as in the row above
     has it, else                                            stay     KEEP: the owner's *twin* (`twins`), if it is active and has no beams
     has it, else                                            any      TAKE_OVER: each owner holds the published page, and ours is free
 
@@ -196,12 +197,16 @@ def _rebase(state: SequenceState, owners: list[SequenceState], block: Block, pub
 
 def _decide(state: SequenceState, ours: i64, theirs: i64) -> i64:
     """As the table says; KEEP: each owner that can."""
-    rows = state.shared.storage.rows
+    storage = state.shared.storage
+    rows = storage.rows
     stays = state.shared.claims.twin_pages is not None
     if not rows.has_page(theirs):
         return MOVE
     if rows.num_locks(ours) > 0:
-        if rows.level(theirs) > GPU_LEVEL or (stays and rows.num_locks(theirs) == 0 and not state.is_further_beam):
+        if rows.level(theirs) > GPU_LEVEL:
+            return REPLACE
+        is_better = stays or (storage.has_loss(theirs) and not storage.has_loss(ours))
+        if is_better and rows.num_locks(theirs) == 0 and not state.is_further_beam:
             return REPLACE
     return KEEP if stays else TAKE_OVER
 

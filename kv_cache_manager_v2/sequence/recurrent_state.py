@@ -83,6 +83,7 @@ def share_snapshot(state: SequenceState, child: SequenceState) -> None:
     """A fork begins with what its parent began with, if it has no state of its own yet, and plans the same snapshots."""
     child.recurrent.attention_tokens = state.recurrent.attention_tokens
     child.recurrent.state_tokens = state.recurrent.state_tokens
+    child.recurrent.lossy_tokens = state.recurrent.lossy_tokens
     if state.recurrent.snapshot_plan is not None:
         child.recurrent.snapshot_plan = state.recurrent.snapshot_plan.copy()
     snapshot = state.recurrent.matched_snapshot

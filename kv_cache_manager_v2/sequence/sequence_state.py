@@ -95,7 +95,7 @@ class Request:
 
     __slots__ = (
         "serial", "id", "scope", "priority_callback", "prompt_length", "kinds", "continues", "is_counted", "given", "given_end",
-        "retention", "is_admitted", "priorities", "copied", "to_learn", "written_end", "windows", "counters",
+        "retention", "is_exact", "is_admitted", "priorities", "copied", "to_learn", "written_end", "windows", "counters",
     )  # fmt: skip
 
     windows: Windows
@@ -122,6 +122,8 @@ class Request:
         committed tokens."""
         self.retention: RetentionPlan | None = None
         """None unless some of its blocks keep their priority for a while only."""
+        self.is_exact = False
+        """Whether it matches only what was never packed with loss."""
         self.is_admitted = False
         """Whether it, or the one that it is a fork of, was given room: until then it has only looked (`admission`)."""
         self.priorities: dict[int, int] | None = None
@@ -145,6 +147,7 @@ class Request:
         child.given = self.given
         child.given_end = self.given_end
         child.retention = self.retention
+        child.is_exact = self.is_exact
         child.is_admitted = self.is_admitted
         return child
 
@@ -154,7 +157,7 @@ class Request:
 class Recurrent:
     """Recurrent state of one sequence, and from which lengths on the match left layers to compute."""
 
-    __slots__ = ("state_blocks", "snapshot_plan", "matched_snapshot", "state_tokens", "attention_tokens", "planned_tokens")
+    __slots__ = ("state_blocks", "snapshot_plan", "matched_snapshot", "state_tokens", "attention_tokens", "planned_tokens", "lossy_tokens")
 
     def __init__(self) -> None:
         self.state_blocks: list[Block] = []
@@ -169,6 +172,8 @@ class Recurrent:
         """Up to which length pages for all attention layers were there when the sequence was made."""
         self.planned_tokens: i64 = 0
         """How many of them were planned by other sequences and not committed."""
+        self.lossy_tokens: i64 = 0
+        """How many matched tokens lay in or behind the first page that was packed with loss."""
 
 
 @final

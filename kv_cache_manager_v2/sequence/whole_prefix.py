@@ -24,21 +24,46 @@ def find_longest(shared: SharedState, root: Block | None, packed: bytes) -> Stat
     return StateMatch(match, match.num_tokens, match.num_tokens, None, 0)
 
 
-def find_whole(shared: SharedState, root: Block | None, packed: bytes) -> StateMatch:
-    """The longest one of whose pages no disk has lost any."""
+def find_whole(shared: SharedState, root: Block | None, packed: bytes, is_exact: bool) -> StateMatch:
+    """The longest one of whose pages no disk has lost any, nor, if ``is_exact``, a codec packed any with loss."""
     found = find_longest(shared, root, packed)
-    end = shared.count_whole_blocks(found.match.blocks) * shared.tokens_per_block
+    end = _count_whole(shared, found, is_exact)
     while end < found.match.num_tokens:
         found = find_longest(shared, root, packed[: int(end) * TOKEN_BYTES])
-        end = shared.count_whole_blocks(found.match.blocks) * shared.tokens_per_block
+        end = _count_whole(shared, found, is_exact)
     return found
 
 
-def cut_to_slots(shared: SharedState, root: Block | None, packed: bytes, found: StateMatch) -> StateMatch:
+def _count_whole(shared: SharedState, found: StateMatch, is_exact: bool) -> i64:
+    end = shared.count_whole_blocks(found.match.blocks) * shared.tokens_per_block
+    if is_exact:
+        end = min(end, count_exact(shared, found))
+    return end
+
+
+def count_exact(shared: SharedState, found: StateMatch) -> i64:
+    """The tokens of a match before the first page that it needs and that was packed with loss; before the end of its state, if that was."""
+    storage = shared.storage
+    count = found.match.num_tokens
+    if not storage.packs_with_loss:
+        return count
+    if found.snapshot is not None and storage.has_loss(found.snapshot.first_page + shared.state_life_cycle):
+        count = min(count, found.state_tokens - 1)
+    for life_cycle in range(shared.num_life_cycles):
+        num_sinks = shared.windows.num_sink_blocks[life_cycle]
+        begin = shared.windows.compute_begin(life_cycle, found.match.num_tokens)
+        for ordinal, block in enumerate(found.match.blocks):
+            if (ordinal < num_sinks or ordinal >= begin) and storage.has_loss(block.first_page + life_cycle):
+                count = min(count, ordinal * shared.tokens_per_block)
+                break
+    return count
+
+
+def cut_to_slots(shared: SharedState, root: Block | None, packed: bytes, found: StateMatch, is_exact: bool) -> StateMatch:
     """The longest one up to ``found`` that level 0 has slots for: a sequence that can never be resumed reuses nothing."""
     end = count_resumable(shared, found.match.num_tokens)
     while end < found.match.num_tokens:
-        found = find_whole(shared, root, packed[: int(end) * TOKEN_BYTES])
+        found = find_whole(shared, root, packed[: int(end) * TOKEN_BYTES], is_exact)
         end = count_resumable(shared, found.match.num_tokens)
     return found
 
@@ -88,7 +113,8 @@ def make_load_failed(state: SequenceState, bad: list[int], reason: str) -> LoadF
     kept = _count_before(state, bad)
     packed = pack_committed(state, kept)
     root = shared.tree.find_root(state.request.scope)
-    num_tokens = cut_to_slots(shared, root, packed, find_whole(shared, root, packed)).match.num_tokens
+    is_exact = state.request.is_exact
+    num_tokens = cut_to_slots(shared, root, packed, find_whole(shared, root, packed, is_exact), is_exact).match.num_tokens
     if state.request.counters is not None:
         state.request.counters.num_lost = state.num_committed - num_tokens
     return LoadFailed(

@@ -14,7 +14,7 @@ def copy_page(storage: PageStorage, source: i64, target: i64, pool_group: i64, s
     """Enqueue a copy of all bytes of a page on level 0; both are locked by the stream's sequence."""
     source_slot = storage.rows.slot(source)
     target_slot = storage.rows.slot(target)
-    storage.reads.record_copy(source, target)
+    storage.record_copy(source, target)
     group = storage.pool_groups[pool_group]
     for pool in range(len(group.slot_bytes)):
         num_bytes = group.slot_bytes[pool]

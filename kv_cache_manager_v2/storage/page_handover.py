@@ -34,7 +34,7 @@ def move_page(storage: PageStorage, source: i64, target: i64) -> None:
     words[target * ROW_WORDS + LINKS] = words[source * ROW_WORDS + LINKS]
     words[source * ROW_WORDS + PLACE] = NO_PAGE
     words[source * ROW_WORDS + LINKS] = NOT_QUEUED
-    storage.reads.record_copy(source, target)
+    storage.record_copy(source, target)
     storage.reads.forget(source)
     if queue is not None:
         queue.push(target)
@@ -73,7 +73,7 @@ def replace_page(storage: PageStorage, ours: i64, theirs: i64, pool_group: i64, 
     words[ours * ROW_WORDS + PLACE] = NO_PAGE
     words[ours * ROW_WORDS + LINKS] = NOT_QUEUED
     storage.reads.forget(theirs)
-    storage.reads.record_copy(ours, theirs)
+    storage.record_copy(ours, theirs)
     storage.reads.forget(ours)
     if storage.sink is not None and level > GPU:
         storage.sink.on_page_moved(theirs, level, GPU)
@@ -94,7 +94,7 @@ def take_twin(storage: PageStorage, page: i64, twin: i64, pool_group: i64) -> No
     words[twin * ROW_WORDS + PLACE] = NO_PAGE
     words[twin * ROW_WORDS + LINKS] = NOT_QUEUED
     storage.reads.forget(page)
-    storage.reads.record_copy(twin, page)
+    storage.record_copy(twin, page)
     storage.reads.forget(twin)
 
 

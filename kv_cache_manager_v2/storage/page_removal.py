@@ -9,7 +9,7 @@ from ..events.removal_cause import CAPACITY, FAILURE, SHRUNK, UNREACHABLE
 from ..stats.page_counters import PageCounters
 from .page_queues import defer
 from .page_rows import LOW_MASK, NO_PAGE, ONE_HOLD, PLACE, ROW_WORDS, level_of_place, moved_place
-from .page_storage import PageStorage
+from .page_storage import GPU, PageStorage
 from .victim_queue import NO_VICTIM
 
 
@@ -18,6 +18,8 @@ def place_page(storage: PageStorage, page: i64, level: i64, slot: i64) -> None:
     words = storage.rows.words
     place = words[page * ROW_WORDS + PLACE]
     words[page * ROW_WORDS + PLACE] = moved_place(place, level, slot)
+    if storage.packs_with_loss and level == GPU:
+        storage.unpacked.add(int(page))
     storage.queues[level_of_place(place) * storage.num_pool_groups + storage.pool_group_of_page(page)].forget(page)
     if storage.sink is not None:
         # A sink passes over what was never published.

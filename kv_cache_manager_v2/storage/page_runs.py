@@ -110,6 +110,8 @@ def make_locked_run(
             filled[position] = storage.make_locked_page(first_page + life_cycle, pool_group, priority, timeline)
             position += 1
         return filled
+    if storage.packs_with_loss:
+        storage.unpacked.difference_update([int(first_page + life_cycle) for first_page in first_pages[begin:end]])
     order = storage.order
     words = storage.rows.words
     allocator = storage.allocators[pool_group]

@@ -84,7 +84,8 @@ class PageStorage:
         "device", "order", "layout", "rows", "slots", "pool_groups", "allocators", "queues", "held_queues", "pool_group_of",
         "num_pool_groups", "num_levels", "last_level", "num_locked", "num_evicted", "counters", "last_cause", "digest",
         "last_refusal", "num_refusals", "sink", "drop_watch", "twin_owner", "reads", "copies", "closed", "changes", "durable",
-        "learning", "_keys", "level_orders", "has_one_order", "least_chances", "_records", "_policies", "_num_sentinels_used",
+        "learning", "packs_with_loss", "unpacked", "_keys", "level_orders", "has_one_order", "least_chances", "_records", "_policies",
+        "_num_sentinels_used",
     )  # fmt: skip
 
     device: Final[Device]
@@ -126,6 +127,10 @@ class PageStorage:
     """Changes that cannot be undone, with which a call may be busy: the storage's own are drops, of several pages that go together."""
     durable: Final[DurableLevel | None]
     """The last level, if what is there outlives the process."""
+    packs_with_loss: bool
+    """Whether a codec packs pages on their way down and unpacks them to other bytes."""
+    unpacked: Final[set[int]]
+    """Pages that were packed with loss and came back to level 0; some are gone by now."""
     _keys: Final[OwnerKeys]
     learning: Final[Learning]
     """The learning that the queues of all levels share."""
@@ -150,6 +155,7 @@ class PageStorage:
         num_null_slots: int,
         debug_fill: DebugFill | None = None,
     ) -> None:
+        self.packs_with_loss = False
         self.device = device
         self.order = order
         self.layout = layout
@@ -171,13 +177,12 @@ class PageStorage:
         self.last_cause = CAPACITY
         self.last_refusal = None
         self.num_refusals = vec[i64]([0] * num_places)
-        self.sink = None
-        self.drop_watch = None
-        self.twin_owner = None
+        self.sink = self.drop_watch = self.twin_owner = None
         self.changes = ChangeCount()
         self.durable = levels[len(levels) - 1].durable
         self.reads = DiskReads(device, order, self.changes)
         self.copies = CleanCopies(self.rows, order, self.allocators, layout.num_pool_groups, len(levels))
+        self.unpacked = set()
         self._keys = OwnerKeys()
         self.learning = Learning()
         pages = [layout.pool_group_indices.count(index) for index in range(layout.num_pool_groups)]
@@ -186,8 +191,8 @@ class PageStorage:
         ]
         self._policies = [level.eviction_policy for level in levels]
         self.level_orders = [LevelOrder(self.rows, records) for records in self._records]
-        all_learn = all([level.eviction_policy is EvictionPolicy.LEARNED for level in levels])
         self.least_chances = vec[float]([level.min_reuse_probability for level in levels])
+        all_learn = all([policy is EvictionPolicy.LEARNED for policy in self._policies])
         self.has_one_order = all_learn and len(levels) > 1 and self.durable is None
         self._num_sentinels_used = 0
         try:
@@ -284,6 +289,8 @@ class PageStorage:
         assert words[page * ROW_WORDS + PLACE] == NO_PAGE, "a page was made where there is one"
         slot = allocator.allocate()
         self.digest.record(SLOT, slot)
+        if self.packs_with_loss:
+            self.unpacked.discard(int(page))
         # Before the device is asked for anything: the undo finds the page in its row.
         words[page * ROW_WORDS + PLACE] = pack_place(slot, GPU, priority) + ONE_HOLD
         words[page * ROW_WORDS + LINKS] = LOCKED_ONCE
@@ -312,6 +319,19 @@ class PageStorage:
         """The same after the device has refused something: perhaps the wait for the slot's last use, which stays to be waited for."""
         ready = self.allocators[pool_group].ready[self.rows.slot(page)]
         self.free_page(page, pool_group, self.order.advance(ready, timeline, mark))
+
+    def has_loss(self, page: i64) -> bool:
+        """Whether a page, if there is one, was packed with loss since its bytes were written."""
+        return self.packs_with_loss and self.rows.has_page(page) and (self.rows.level(page) > GPU or int(page) in self.unpacked)
+
+    def record_copy(self, source: i64, target: i64) -> None:
+        """The target gets the bytes of the source, and is as good as they are."""
+        self.reads.record_copy(source, target)
+        if self.packs_with_loss:
+            if int(source) in self.unpacked:
+                self.unpacked.add(int(target))
+            else:
+                self.unpacked.discard(int(target))
 
     def pool_group_of_page(self, page: i64) -> i64:
         rows = self.rows

@@ -278,10 +278,11 @@ class _Rerun:
         positions: list[int],
         terms: RetentionConfig | None,
         is_counted: bool,
+        is_exact: bool,
     ) -> KVCache:
         if tokens is not None:
             self.prompts[self.num_created] = tokens
-        return self.manager.create_kv_cache(scope, tokens, None, callback, length, is_counted, positions, terms)
+        return self.manager.create_kv_cache(scope, tokens, None, callback, length, is_counted, positions, terms, is_exact)
 
     def close(self, kv_cache: KVCache, continues: bool | None) -> None:
         kv_cache.close(continues)

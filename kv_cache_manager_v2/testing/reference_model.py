@@ -50,22 +50,31 @@ class ReferenceModel(ReferenceRoom):
         self.plans: Final = ReferencePlans(self)
         self._num_epochs = 0  # that have ended
 
-    def find_planned(self, scope: Scope, text: Text) -> int:
+    def find_planned(self, scope: Scope, text: Text, is_exact: bool = False) -> int:
         """The longest reusable prefix that ends with a planned block; 0 if there is none."""
         if len(self.plans) == 0:
             return 0
         content = self.tree.count_content(scope, text, self.in_tree, self._with_partial_blocks, self._backoff)
-        return self.plans.find_longest(scope, text, self.statuses.keys() - self.lost, self.in_tree, content, self._backoff)
+        return self.plans.find_longest(scope, text, self.statuses.keys() - self.unusable(is_exact), self.in_tree, content, self._backoff)
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
     def create(
-        self, name: int, scope: Scope, text: Text, num_matched: int, dump: StateDump, state_tokens: int = 0, is_rewound: bool = False
+        self,
+        name: int,
+        scope: Scope,
+        text: Text,
+        num_matched: int,
+        dump: StateDump,
+        state_tokens: int = 0,
+        is_rewound: bool = False,
+        is_exact: bool = False,
     ) -> ReferenceSequence:
-        """A sequence was created, or rewound. ``state_tokens``: the tokens that its recurrent state is said to cover."""
+        """A sequence was created, or rewound. ``state_tokens``: the tokens that its recurrent state is said to cover. ``is_exact``: it
+        refuses what was packed with loss."""
         size = self.tokens_per_block
-        match = self.expect_match(scope, text, not is_rewound)
-        num_planned = 0 if is_rewound else self.find_planned(scope, text)
+        match = self.expect_match(scope, text, not is_rewound, is_exact)
+        num_planned = 0 if is_rewound else self.find_planned(scope, text, is_exact)
         is_planned = num_matched == num_planned > match.least and num_planned >= match.best
         if (num_planned > match.best or not match.allows(num_matched)) and not is_planned:
             raise ModelDisagreement(
@@ -74,6 +83,7 @@ class ReferenceModel(ReferenceRoom):
                 f"possible are {sorted(match.lengths)}"
             )
         sequence = ReferenceSequence(name, scope, len(self.rules))
+        sequence.is_exact = is_exact
         sequence.uses_scratch = len(self._scratch_rules) > 0
         node = self.tree.root(scope)
         for ordinal in range(num_matched // size):
@@ -90,14 +100,14 @@ class ReferenceModel(ReferenceRoom):
         sequence.history = num_matched
         sequence.capacity = num_matched
         if num_matched % size != 0:
-            candidates = self.tree.partial_matches(scope, text, num_matched, self.statuses.keys() - self.lost)
+            candidates = self.tree.partial_matches(scope, text, num_matched, self.statuses.keys() - self.unusable(is_exact))
             sequence.shared_tail = self._find_tail(candidates, state_dump_of(dump, name))
             sequence.is_matched_tail = True
         self.sequences[name] = sequence
         return sequence
 
     def _begin_state(self, sequence: ReferenceSequence, text: Text, num_matched: int, state_tokens: int) -> None:
-        present = self.statuses.keys() - self.lost
+        present = self.statuses.keys() - self.unusable(sequence.is_exact)
         start = self.state.find_replay_start(sequence.scope, text, num_matched, present)
         if state_tokens != (num_matched if start is None else start):
             raise ModelDisagreement(f"the state of {num_matched} matched tokens begins at {state_tokens}, must at {start}")

@@ -36,8 +36,8 @@ class ReferencePages:
     __slots__ = (
         "tokens_per_block", "rules", "tree", "sequences", "statuses", "places", "_with_partial_blocks", "_backoff", "_must_come",
         "_may_come", "_may_go", "_may_all_go", "_scratch_rules", "_maybe_published", "_next_private",
-        "state", "lost", "_snapshots_due", "leases", "_published_as", "twins", "indices_stay", "takes_no_copies", "in_tree",
-        "num_drop_plans", "pool_group_of", "num_slots",
+        "state", "lost", "lossy", "packs_with_loss", "_snapshots_due", "leases", "_published_as", "twins", "indices_stay",
+        "takes_no_copies", "in_tree", "num_drop_plans", "pool_group_of", "num_slots",
     )  # fmt: skip
 
     def __init__(self, config: KVCacheManagerConfig, layer_grouping: Sequence[Sequence[int]]) -> None:
@@ -70,6 +70,8 @@ class ReferencePages:
         self._maybe_published: Final[dict[int, int]] = {}  # by the number of a shared private block: the node that it may be by now
         self._next_private = 0
         self.lost: set[Page] = set()  # existing pages whose bytes could not be read
+        self.lossy: set[Page] = set()  # existing pages that were packed with loss
+        self.packs_with_loss = False
         self._snapshots_due: Final[set[Page]] = set()  # made last in their call, so nothing can have evicted them
         self.leases: Final[dict[int, ReferenceLease]] = {}
         self._published_as: Final[dict[int, set[int]]] = {}
@@ -91,6 +93,7 @@ class ReferencePages:
     def see(self, dump: StateDump) -> None:
         """Compare the tree of a dump with the last one and with the calls since."""
         old = self.statuses
+        old_places, old_lossy = self.places, self.lossy
         self._may_all_go = self._may_all_go or len(self.lost) > 0  # lost ones are dropped with their last hold, and pages below them too
         self._read_tree(dump)
         self._adopt_published(dump)
@@ -118,15 +121,28 @@ class ReferencePages:
                     raise ModelDisagreement(f"{self.name(page)} is missing; nothing was evicted or replaced")
         self._check_reachable()
         self._check_twins(dump)
+        self._check_losses(old_places, old_lossy)
         self._must_come.clear()
         self._may_come.clear()
         self._may_go.clear()
         self._may_all_go = False
 
+    def _check_losses(self, old_places: dict[Page, tuple[int, int]], old_lossy: set[Page]) -> None:
+        """What lies below level 0 is packed, and what came from there was. On level 0 a page is as it was, unless a call since has
+        published it, or has evicted pages, of which some may be back."""
+        for page, (level, _slot) in self.places.items():
+            was_packed = page in old_lossy or old_places.get(page, (0, 0))[0] > 0
+            is_new = page not in old_places or page in self._must_come or page in self._may_come
+            must = self.packs_with_loss and (level > 0 or (was_packed and not is_new))
+            may = self.packs_with_loss and (must or is_new or self._may_all_go)
+            if (must and page not in self.lossy) or (page in self.lossy and not may):
+                raise ModelDisagreement(f"{self.name(page)} must{'' if must else ' not'} be said to be packed with loss")
+
     def _read_tree(self, dump: StateDump) -> None:
         self.statuses = {}
         self.places = {}
         self.lost = set()
+        self.lossy = set()
         self.in_tree = set()
         for scope_dump in dump["tree"]:
             scope = (scope_dump["lora_id"], scope_dump["salt"])
@@ -144,6 +160,8 @@ class ReferencePages:
                         self.places[(node, group)] = (page["level"], page["slot"])
                         if page.get("is_lost", False):
                             self.lost.add((node, group))
+                        if page.get("is_lossy", False):
+                            self.lossy.add((node, group))
 
     def _adopt_published(self, dump: StateDump) -> None:
         """Find the private last blocks that forks share and whose owner ended: published for all of them, or not."""
@@ -286,10 +304,10 @@ class ReferencePages:
 
     def adopt_leased(self, dump: StateDump) -> None:
         """Between a commit and the next `see`: whether it has published leased blocks as they are, by a later dump."""
-        before = (self.statuses, self.places, self.lost, self.in_tree)
+        before = (self.statuses, self.places, self.lost, self.lossy, self.in_tree)
         self._read_tree(dump)
         node_in_slot = {(page[1], place[1]): page[0] for page, place in self.places.items() if place[0] == 0}
-        self.statuses, self.places, self.lost, self.in_tree = before
+        self.statuses, self.places, self.lost, self.lossy, self.in_tree = before
         for lease in self.leases.values():
             for page in lease.pages:
                 node = node_in_slot.get((page.group, page.slot))
@@ -298,11 +316,11 @@ class ReferencePages:
 
     def find_published_end(self, sequence: ReferenceSequence, dump: StateDump) -> int:
         """The last published block of a sequence that commits no more, by a dump of now."""
-        before = (self.statuses, self.places, self.lost, self.in_tree)
+        before = (self.statuses, self.places, self.lost, self.lossy, self.in_tree)
         self._read_tree(dump)
         last = self.tree.find_exact(sequence.scope, tuple(sequence.committed))
         is_published = last is not None and last in self.in_tree
-        self.statuses, self.places, self.lost, self.in_tree = before
+        self.statuses, self.places, self.lost, self.lossy, self.in_tree = before
         return last if is_published and last is not None else sequence.path[-1]
 
     def name(self, page: Page) -> str:
@@ -373,9 +391,25 @@ class ReferencePages:
             private.update([page.private_name for page in lease.pages if page.group == group and page.node is None])
         return count + len(private) + self.state.num_private_slots(list(self.sequences.values()), group, active_only)
 
-    def expect_match(self, scope: Scope, text: Text, is_trimmed: bool = True) -> ReferenceMatch:
+    def unusable(self, is_exact: bool) -> set[Page]:
+        """Existing pages that do not match."""
+        return self.lost | self.lossy if is_exact else self.lost
+
+    def count_lossy(self, sequence: ReferenceSequence, num_tokens: int, state_tokens: int) -> int:
+        """The matched tokens in or behind the first block of which the sequence holds a page that was packed with loss."""
+        count = num_tokens
+        if (sequence.snapshot_node, self.state.group) in self.lossy:
+            count = min(count, state_tokens - 1)
+        for ordinal in range(self.num_blocks(sequence)):
+            for group in range(len(self.rules)):
+                if (sequence.node(ordinal), group) in self.lossy and self.is_needed(sequence, group, ordinal):
+                    count = min(count, ordinal * self.tokens_per_block)
+        return num_tokens - count
+
+    def expect_match(self, scope: Scope, text: Text, is_trimmed: bool = True, is_exact: bool = False) -> ReferenceMatch:
         """The valid results of `create_kv_cache` and `probe_reuse` now; of `rewind`, which does not trim."""
-        present = self.statuses.keys() - self.lost
+        lost = self.unusable(is_exact)
+        present = self.statuses.keys() - lost
         if self._backoff > 0 and is_trimmed:
             in_tree = set(self.in_tree) if self.num_drop_plans > 0 else {node for node, _group in self.statuses}
             for sequence in self.sequences.values():
@@ -384,18 +418,18 @@ class ReferencePages:
                     in_tree.add(sequence.shared_tail)
             content = self.tree.count_content(scope, text, in_tree, self._with_partial_blocks, self._backoff)
             text = text[: max(0, content - self._backoff)]
-        match = self._match(scope, text, present)
+        match = self._match(scope, text, present, lost)
         least = match.least
         lengths = match.lengths
         while not self.can_resume(match.best):
             text = text[: (match.best - 1) // self.tokens_per_block * self.tokens_per_block]
-            match = self._match(scope, text, present)
+            match = self._match(scope, text, present, lost)
             least = min(least, match.least)
             lengths = lengths | match.lengths
         return ReferenceMatch(match.best, least, {length for length in lengths if self.can_resume(length)})
 
-    def _match(self, scope: Scope, text: Text, present: Set[Page]) -> ReferenceMatch:
-        match = self.tree.match(scope, text, present, self._with_partial_blocks, self.lost)
+    def _match(self, scope: Scope, text: Text, present: Set[Page], lost: Set[Page]) -> ReferenceMatch:
+        match = self.tree.match(scope, text, present, self._with_partial_blocks, lost)
         return self.state.narrow(match, scope, text, present)
 
     def can_resume(self, num_tokens: int) -> bool:

@@ -21,7 +21,7 @@ class ReferenceSequence:
         "name", "scope", "committed", "history", "capacity", "is_active", "is_committing", "path", "shared_tail",
         "is_matched_tail", "scratch", "adopted", "shared_private", "has_state", "snapshot_node",
         "peak_capacity", "num_matched", "uses_scratch", "beams", "commit_snapshots", "publishes_at_close",
-        "planned", "passed_history", "is_void", "is_retired", "residency", "required",
+        "planned", "passed_history", "is_void", "is_retired", "is_exact", "residency", "required",
     )  # fmt: skip
 
     def __init__(self, name: int, scope: Scope, num_groups: int) -> None:
@@ -50,6 +50,7 @@ class ReferenceSequence:
         self.passed_history = 0  # the history that it had before it was void: its windows stay there
         self.is_void = False  # blocks that it was matched with were taken back
         self.is_retired = False  # its epoch has ended: it publishes nothing any more
+        self.is_exact = False  # it matches only what was never packed with loss
         self.residency: Final[dict[int, GroupRule]] = {}  # by group, its residency window
         self.required: set[tuple[int, int]] = set()  # groups and ordinals of blocks behind these, locked until the next resize
         self.scratch: list[tuple[int, int]] = [(0, 0)] * num_groups  # by group, the scratch blocks of the present step; (0, 0) for none

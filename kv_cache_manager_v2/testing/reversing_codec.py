@@ -1,4 +1,5 @@
-"""A lossless codec made of copies: a packed page is its buffers in reverse order, behind some bytes that are never read.
+"""A codec made of copies, which says whether it is lossless: a packed page is its buffers in reverse order, behind some bytes that are
+never read.
 
 Everything that a device checks of copies, it checks of these: who waits for whom, what was written, what fails. A page that is not
 unpacked, or as one of another layer group, has wrong bytes.
@@ -20,10 +21,11 @@ from ..layout.slot_desc import SlotDescVariant
 class ReversingCodec(ColdPageCodec):
     """``num_padding_bytes`` in front of each packed page, and one more for each layer group before it."""
 
-    __slots__ = ("_num_padding_bytes",)
+    __slots__ = ("_num_padding_bytes", "_is_lossless")
 
-    def __init__(self, num_padding_bytes: int) -> None:
+    def __init__(self, num_padding_bytes: int, is_lossless: bool = True) -> None:
         self._num_padding_bytes: Final[int] = num_padding_bytes
+        self._is_lossless: Final[bool] = is_lossless
 
     @property
     def identity(self) -> str:
@@ -31,7 +33,7 @@ class ReversingCodec(ColdPageCodec):
 
     @property
     def is_lossless(self) -> bool:
-        return True
+        return self._is_lossless
 
     def cold_bytes(self, page: SlotDescVariant) -> int:
         buffers = sum([buffer.single_buffer_size * buffer.num_buffers for buffer in page.coalesced_buffers])

@@ -264,6 +264,108 @@ def test_a_level_of_packed_pages_can_be_resized() -> None:
             manager.resize(1, PACKED_BYTES - 1)
 
 
+def lossy_manager(gpu_pages: int = 4, **settings: Any) -> KVCacheManager:
+    """Its host level has 40 packed pages."""
+    return KVCacheManager(float_config(gpu_pages, 40 * PACKED_BYTES, **settings), device=HostDevice(), cold_page_codec=float8())
+
+
+def serve(manager: KVCacheManager, tokens: Sequence[int], seed: int, exact: bool = False) -> tuple[int, int]:
+    """Reuse what there is of a prompt, write and commit the rest, and close: (matched tokens, of which lossy)."""
+    with manager.create_kv_cache(input_tokens=tokens, exact=exact) as kv_cache:
+        found = kv_cache.num_committed_tokens
+        assert kv_cache.resume() and kv_cache.resize(len(tokens)), manager.last_refusal
+        random = np.random.default_rng(seed)
+        for role in ("key", "value"):
+            pool, rows = pages_of(manager, kv_cache, role)
+            values = random.standard_normal((len(rows), TOKENS_PER_BLOCK * HEAD)).astype(np.float32)
+            for ordinal in range(-(-found // TOKENS_PER_BLOCK), len(rows)):
+                pool[rows[ordinal]] = values[ordinal]
+        kv_cache.commit(tokens[found:])
+        return found, kv_cache.match_info.lossy_tokens
+
+
+PROMPT = list(range(1, 13))
+OTHERS = [list(range(100 * number, 100 * number + 12)) for number in range(2, 6)]
+
+
+def test_pages_that_were_packed_with_loss_are_marked_until_they_are_computed_again() -> None:
+    """A prompt of 3 blocks leaves level 0, of 4 slots, block by block; the match says from where on it was packed, also when it is back."""
+    with lossy_manager() as manager:
+        assert serve(manager, PROMPT, 1) == (0, 0)
+        assert serve(manager, PROMPT, 1) == (12, 0), "it is on level 0 still"
+        assert serve(manager, OTHERS[0][:4], 2) == (0, 0)
+        assert serve(manager, OTHERS[0][4:8], 2) == (0, 0)
+        with manager.create_kv_cache(input_tokens=PROMPT, exact=True) as kv_cache:
+            assert kv_cache.num_committed_tokens == 8 and kv_cache.match_info.lossy_tokens == 0, "the leaf has left"
+            child = kv_cache.fork() if kv_cache.resume() else kv_cache
+            assert child.rewind(8) == 8, "a fork is as exact"
+            child.close()
+        for other in OTHERS[1:3]:
+            serve(manager, other, 3)
+        assert serve(manager, PROMPT, 1) == (12, 12), "all of it was below, and is back"
+        assert serve(manager, PROMPT, 1) == (12, 12)
+        assert manager.probe_reuse(None, PROMPT) == 12
+        # Computed anew, its pages take the place of those that are lossy and that no running sequence has locked.
+        assert serve(manager, PROMPT, 1, exact=True) == (0, 0)
+        assert serve(manager, PROMPT, 1, exact=True) == (12, 0)
+        manager.check_invariants()
+
+
+def test_an_exact_request_reads_what_was_written_byte_for_byte() -> None:
+    with lossy_manager() as manager:
+        with manager.create_kv_cache(input_tokens=PROMPT) as kv_cache:
+            assert kv_cache.resume() and kv_cache.resize(12)
+            written = write(manager, kv_cache, 5)
+            kv_cache.commit(PROMPT)
+        for other in OTHERS[:3]:
+            serve(manager, other, 3)
+        for exact, tokens in ((False, 12), (True, 0)):
+            with manager.create_kv_cache(input_tokens=PROMPT, exact=exact) as kv_cache:
+                assert kv_cache.num_committed_tokens == tokens
+                assert kv_cache.resume() and kv_cache.resize(12)
+                if exact:
+                    write(manager, kv_cache, 5)
+                    kv_cache.commit(PROMPT)
+                found = read(manager, kv_cache)
+                assert all((found[role] == written[role]).all() == exact for role in written)
+
+
+def test_what_goes_on_in_a_copy_of_a_lossy_page_is_lossy() -> None:
+    """Tokens 5 and 6 are in a partial block, which was below level 0: what computes 7 and 8 behind them writes into a copy of it."""
+    with lossy_manager() as manager:
+        serve(manager, PROMPT[:6], 1)
+        for other in OTHERS[:3]:
+            serve(manager, other, 3)
+        assert serve(manager, PROMPT[:6], 1) == (6, 6)
+        assert serve(manager, PROMPT[:8], 1) == (6, 6)
+        found = manager.describe()["tree"][0]["blocks"]
+        (page,) = [block["pages"][0] for block in found if block["tokens"] == [5, 6, 7, 8]]
+        assert page["level"] == 0 and page["is_lossy"]
+
+
+def test_lossless_codecs_and_no_codec_leave_exact_requests_alone() -> None:
+    for codec in (None, ReversingCodec(3)):
+        with Bench(tiered_config(4, [("host", 20)]), SimulatedDevice(4), codec=codec) as bench:
+            for number in (7, 8):
+                bench.suspended(number, 3 * TOKENS_PER_BLOCK, commit=True).close()
+            again = bench.manager.create_kv_cache(input_tokens=bench.texts[7], exact=True)
+            assert again.num_committed_tokens == 12 and again.match_info.lossy_tokens == 0
+            again.close()
+
+
+def test_pages_behind_a_window_do_not_end_an_exact_match() -> None:
+    """Full attention and a window of 4 tokens: of 3 blocks that reads the last. The pages of the others leave level 0, of 8, first."""
+    codec = ReversingCodec(0, is_lossless=False)
+    with Bench(tiered_config(8, [("host", 40)], windows=(None, 4)), SimulatedDevice(6), codec=codec) as bench:
+        bench.suspended(7, 3 * TOKENS_PER_BLOCK, commit=True).close()
+        bench.suspended(8, 2 * TOKENS_PER_BLOCK, commit=True).close()
+        blocks = [block for block in bench.manager.describe()["tree"][0]["blocks"] if block["tokens"][0] < 8000]
+        assert [["is_lossy" in page for page in block["pages"]] for block in blocks] == [[False, True], [False, True], [False, False]]
+        again = bench.manager.create_kv_cache(input_tokens=bench.texts[7], exact=True)
+        assert again.num_committed_tokens == 12 and again.match_info.lossy_tokens == 0
+        again.close()
+
+
 def refuse(text: str, config: KVCacheManagerConfig, codec: Any, error: type[Exception] = ValueError, **arguments: Any) -> None:
     with pytest.raises(error, match=text):
         KVCacheManager(config, cold_page_codec=codec, **arguments)

@@ -450,6 +450,20 @@ CANARIES = (
         "self._codec.decode(self._device, stream, self._variants[0], hot, cold)",
     ),
     Canary(
+        "page that comes back is not marked as packed with loss",
+        "storage/page_removal.py",
+        "place_page",
+        "storage.unpacked.add(int(page))",
+        "pass",
+    ),
+    Canary(
+        "exact match takes pages that were packed with loss",
+        "sequence/whole_prefix.py",
+        "_count_whole",
+        "end = min(end, count_exact(shared, found))",
+        "pass",
+    ),
+    Canary(
         "packed pages lie as far apart as those of level 0",
         "storage/page_mover.py",
         "PageMover.move",
@@ -678,8 +692,8 @@ CANARIES = (
         "equal page on a lower level is taken over where it is",
         "sequence/publishing.py",
         "_decide",
-        "rows.level(theirs) > GPU_LEVEL or (stays and rows.num_locks(theirs) == 0 and not state.is_further_beam)",
-        "stays and rows.num_locks(theirs) == 0 and not state.is_further_beam",
+        "if rows.level(theirs) > GPU_LEVEL:\n    return REPLACE",
+        "pass",
     ),
     Canary(
         "published page is swapped though indices stay",

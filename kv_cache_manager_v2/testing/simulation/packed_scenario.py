@@ -9,6 +9,7 @@ from ..reversing_codec import ReversingCodec
 
 _SHARE_OF_SCENARIOS: Final = 0.5
 _SHARE_WITH_DISKS: Final = 0.25
+_SHARE_OF_LOSSLESS: Final = 0.5
 _MOST_PAGES: Final = 24
 """Pages that a level must have slots for, and layer groups: more than any of these worlds has."""
 
@@ -23,7 +24,7 @@ def draw_codec(config: KVCacheManagerConfig, seed: int) -> ReversingCodec | None
     padding = random.choice((0, 1, 16, 64))
     # A packed page is longer than a page here, and the smallest levels have a few bytes.
     has_room = min([tier.quota for tier in lower]) >= _MOST_PAGES * (padding + _MOST_PAGES)
-    return ReversingCodec(padding) if has_room and random.random() < share else None
+    return ReversingCodec(padding, random.random() < _SHARE_OF_LOSSLESS) if has_room and random.random() < share else None
 
 
 def draw_fault_share(seed: int) -> float:

@@ -57,6 +57,7 @@ class RunState:
         self._follower: Final = EventFollower(events)
         self.engine: Final = FakeEngine(config, self.device)
         self.model: Final = ReferenceModel(config, self.manager.layer_grouping)
+        self.model.packs_with_loss = scenario.codec is not None and not scenario.codec.is_lossless
         statistics = self.manager.get_storage_statistics()
         slot_sizes = [counts.slot_sizes for counts in statistics]
         self._pool_group_of: Final[list[int]] = _find_pool_groups(config, self.manager.layer_grouping, slot_sizes)

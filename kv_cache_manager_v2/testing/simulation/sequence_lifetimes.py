@@ -20,6 +20,7 @@ from .text_source import draw_token_container
 
 _SHARE_OF_PAIRS: Final = 0.7
 """Of the prompts where indices stay, those that two sequences compute side by side."""
+_EXACT_EVERY: Final = 3
 
 
 def create(run: RunState, random: Random) -> list[SimulatedSequence]:
@@ -44,15 +45,20 @@ def _create_one(run: RunState, scope: ReuseScope, text: tuple[TokenIdExt, ...], 
     name = run.next_name
     run.next_name += 1
     positions = draw_positions(random, run.model.state.group >= 0, run.scenario.max_tokens)
-    handle = run.manager.create_kv_cache(scope, tokens, name, snapshot_positions=positions)
+    is_exact = run.model.packs_with_loss and name % _EXACT_EVERY == 0
+    handle = run.manager.create_kv_cache(scope, tokens, name, snapshot_positions=positions, exact=is_exact)
     num_matched = handle.num_committed_tokens
     state_tokens = handle.match_info.state_tokens
     if run.scenario.config.enable_stats:
         check_prompt(handle, len(text))
     # A probe changes nothing: pages that are lost, and that no sequence holds, are there still, and end its match.
-    if probed != num_matched and not (len(run.model.lost) > 0 and run.model.expect_match((scope.lora_id, scope.salt), text).allows(probed)):
+    may_differ = is_exact or (len(run.model.lost) > 0 and run.model.expect_match((scope.lora_id, scope.salt), text).allows(probed))
+    if probed != num_matched and not may_differ:
         raise ModelDisagreement(f"probe_reuse said {probed} tokens, create_kv_cache matched {num_matched}")
-    model = run.model.create(name, (scope.lora_id, scope.salt), text, num_matched, run.manager.describe(), state_tokens)
+    model = run.model.create(name, (scope.lora_id, scope.salt), text, num_matched, run.manager.describe(), state_tokens, is_exact=is_exact)
+    num_lossy = run.model.count_lossy(model, num_matched, state_tokens)
+    if handle.match_info.planned_tokens == 0 and handle.match_info.lossy_tokens != num_lossy:
+        raise ModelDisagreement(f"{handle.match_info.lossy_tokens} matched tokens are said to be packed with loss, must be {num_lossy}")
     to_compute = list(text[num_matched:])
     max_committed = len(text) if random.random() < 0.4 else run.scenario.max_tokens * 1000
     sequence = SimulatedSequence(name, handle, model, list(text[:num_matched]), to_compute, max_committed)
