@@ -1,11 +1,11 @@
 """`CudaDevice` and its disk, over a driver whose streams run late: nothing waits, nothing leaks, failures are told."""
 
-import ctypes
 import errno
 import logging
 import os
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -17,57 +17,29 @@ from kv_cache_manager_v2.device.memory_range import MemoryRange
 from kv_cache_manager_v2.device.port import CopyBatch
 
 from .async_cuda_driver import AsyncCudaDriver
+from .disk_bench import DISK, GPU, HOST, PAGE, TierBench
 from .fake_files import FakeFiles
 
-GPU, HOST, DISK = CacheTier.GPU_MEM, CacheTier.HOST_MEM, CacheTier.DISK
-PAGE = 4096
 MIB = 1 << 20
 SLOT = 256 << 10
 
 
-class Bench:
-    """16 slots of each tier."""
-
-    def __init__(
-        self, seed: int = 0, *, staging_bytes: int = 2 * MIB, can_wait: bool = True, streams_wait_for_disk: bool = True
-    ) -> None:
+class Bench(TierBench):
+    def __init__(self, seed: int = 0, *, can_wait: bool = True, staging_bytes: int = 2 * MIB, **options: Any) -> None:
         self.driver = AsyncCudaDriver(seed)
         self.driver.can_wait_for_values = can_wait
-        self.files = FakeFiles()
-        self.device = CudaDevice(
-            driver=self.driver,
-            granularity_bytes=PAGE,
-            files=self.files,
-            staging_bytes=staging_bytes,
-            streams_wait_for_disk=streams_wait_for_disk,
-        )
-        self.ranges = {
-            tier: MemoryRange(self.device, tier, 16 * SLOT, "/nowhere" if tier == DISK else None)
-            for tier in (GPU, HOST, DISK)
-        }
-        for memory in self.ranges.values():
-            memory.resize(16 * SLOT)
-        for slot in range(16):
-            ctypes.memset(self.address(HOST, slot), slot, SLOT)
-
-    def address(self, tier: CacheTier, slot: int) -> int:
-        return self.ranges[tier].address + slot * SLOT
+        files = FakeFiles()
+        self.device = CudaDevice(driver=self.driver, granularity_bytes=PAGE, files=files, staging_bytes=staging_bytes, **options)
+        super().__init__(self.device, files, SLOT)
 
     def copy(self, stream: int, dst: CacheTier, src: CacheTier, pairs: list[tuple[int, int]]) -> None:
-        batch = CopyBatch(dst, src, SLOT)
-        for dst_slot, src_slot in pairs:
-            batch.add(self.address(dst, dst_slot), self.address(src, src_slot))
-        self.device.copy_batch(stream, batch)
+        self.device.copy_batch(stream, self.batch(dst, src, pairs))
 
     def values(self, tier: CacheTier, slots: list[int]) -> list[int]:
-        found = [ctypes.string_at(self.address(tier, slot), SLOT) for slot in slots]
-        assert all(len(set(data)) == 1 for data in found)
-        return [data[0] for data in found]
+        return [self.value(tier, slot) for slot in slots]
 
     def close(self) -> None:
-        self.files.let_go()
-        for memory in self.ranges.values():
-            memory.close()
+        super().close()
         self.device.close()
         assert self.driver.live() == {}
         assert self.files.contents == {}

@@ -7,40 +7,21 @@ from collections.abc import Iterator
 
 import pytest
 
-from kv_cache_manager_v2.device.disk_extent import DiskExtent
-from kv_cache_manager_v2.device.disk_file import DiskFile
 from kv_cache_manager_v2.device.disk_transfers import DiskTransfers
 
-from .fake_files import FakeFiles
+from .disk_bench import BASE, PAGE, FileBench
 
-PAGE = 4096
-BASE = 1 << 58
 DATA = bytes(i * 7 % 251 for i in range(8 * PAGE))
 
 
-class Bench:
-    """One file of 16 pages, and page-aligned memory with `DATA` at its front and room for as much behind."""
+class Bench(FileBench):
+    """16 pages of memory with `DATA` at their front, and room for as much behind."""
 
     def __init__(self) -> None:
-        self.files = FakeFiles()
-        self.file = DiskFile(self.files, "/nowhere", BASE, 16 * PAGE)
-        self.file.grow(BASE, 16 * PAGE)
+        super().__init__(16)
         self.transfers = DiskTransfers()
-        self._buffer = ctypes.create_string_buffer(17 * PAGE)
-        self.source = (ctypes.addressof(self._buffer) + PAGE - 1) // PAGE * PAGE
-        self.target = self.source + 8 * PAGE
+        self.source, self.target = self.memory, self.memory + 8 * PAGE
         ctypes.memmove(self.source, DATA, len(DATA))
-
-    def extent(self, first_page: int, memory: int, num_pages: int, pieces: int = 1) -> DiskExtent:
-        extent = DiskExtent(self.file, BASE + first_page * PAGE)
-        size = num_pages * PAGE // pieces
-        for index in range(pieces):
-            extent.add(memory + index * size, size)
-        extent.make_ready()
-        return extent
-
-    def on_disk(self, first_page: int, num_pages: int) -> bytes:
-        return bytes(self.files.contents[self.file.file][first_page * PAGE : (first_page + num_pages) * PAGE])
 
     def target_bytes(self, num_bytes: int) -> bytes:
         return ctypes.string_at(self.target, num_bytes)

@@ -14,8 +14,6 @@ import pytest
 
 from kv_cache_manager_v2.base.errors import LogicError
 from kv_cache_manager_v2.base.ids import CacheTier
-from kv_cache_manager_v2.device.disk_extent import DiskExtent
-from kv_cache_manager_v2.device.disk_file import DiskFile
 from kv_cache_manager_v2.device.disk_job import DiskJob
 from kv_cache_manager_v2.device.disk_plan import plan_job
 from kv_cache_manager_v2.device.disk_ranges import DiskRanges
@@ -23,10 +21,9 @@ from kv_cache_manager_v2.device.disk_workers import DiskWorkers
 from kv_cache_manager_v2.device.job_gate import JobGate
 from kv_cache_manager_v2.device.port import CopyBatch
 
+from .disk_bench import BASE, PAGE, FileBench
 from .fake_files import FakeFiles
 
-PAGE = 4096
-BASE = 1 << 58
 NUM_LOOKS = 100
 
 
@@ -41,36 +38,28 @@ class Gate(JobGate):
         return self.is_up
 
 
-class Bench:
-    """One file of 8 pages, and a page of memory for each; page ``n`` of the memory holds ``n``."""
+class Bench(FileBench):
+    """Each of the 8 pages of the memory holds its number."""
 
     def __init__(self, num_threads: int = 3) -> None:
-        self.files = FakeFiles()
-        self.file = DiskFile(self.files, "/nowhere", BASE, 8 * PAGE)
-        self.file.grow(BASE, 8 * PAGE)
+        super().__init__(8)
         self.workers = DiskWorkers(num_threads)
-        self._buffer = ctypes.create_string_buffer(9 * PAGE)
-        self.memory = (ctypes.addressof(self._buffer) + PAGE - 1) // PAGE * PAGE
         for page in range(8):
             ctypes.memset(self.memory + page * PAGE, page, PAGE)
 
-    def extent(self, disk_page: int, memory_page: int) -> DiskExtent:
-        extent = DiskExtent(self.file, BASE + disk_page * PAGE)
-        extent.add(self.memory + memory_page * PAGE, PAGE)
-        extent.make_ready()
-        return extent
-
     def write(self, disk_page: int, memory_page: int, gate: JobGate | None = None) -> DiskJob:
-        job = DiskJob([], [self.extent(disk_page, memory_page)])
+        job = DiskJob([], [self.extent(disk_page, self.memory + memory_page * PAGE)])
         if gate is not None:
             job.gates.append(gate)
         return job
 
     def read(self, disk_page: int, memory_page: int) -> DiskJob:
-        return DiskJob([self.extent(disk_page, memory_page)], [])
+        return DiskJob([self.extent(disk_page, self.memory + memory_page * PAGE)], [])
 
-    def on_disk(self, page: int) -> int:
-        return self.files.contents[self.file.file][page * PAGE]
+    def run(self, job: DiskJob) -> DiskJob:
+        self.workers.start(job, [])
+        self.workers.wait(job)
+        return job
 
     def in_memory(self, page: int) -> int:
         return ctypes.string_at(self.memory + page * PAGE, 1)[0]
@@ -86,9 +75,7 @@ def bench() -> Iterator[Bench]:
 
 def test_a_write_whose_gate_fails_is_lost_and_said_to_be(bench: Bench) -> None:
     """It is no failed read, and what the disk had there before is not served in its stead."""
-    before = bench.write(2, 5)
-    bench.workers.start(before, [])
-    bench.workers.wait(before)
+    before = bench.run(bench.write(2, 5))
     job = bench.write(2, 6, Gate("900, the stream is being captured"))
     bench.workers.start(job, [before])
     bench.workers.wait(job)
@@ -102,12 +89,8 @@ def test_a_write_whose_gate_fails_is_lost_and_said_to_be(bench: Bench) -> None:
     assert read.read_error is not None and "never written" in str(read.read_error)
     assert bench.in_memory(0) == 0, "the page that lay there is nobody's"
     assert len(bench.workers.take_failed_reads()) == 1
-    again = bench.write(2, 7)
-    bench.workers.start(again, [])
-    bench.workers.wait(again)
-    read = bench.read(2, 1)
-    bench.workers.start(read, [])
-    bench.workers.wait(read)
+    bench.run(bench.write(2, 7))
+    read = bench.run(bench.read(2, 1))
     assert read.read_error is None and bench.in_memory(1) == 7
 
 
@@ -151,8 +134,7 @@ def test_what_cannot_be_planned_is_lost_and_said_to_be(caplog: pytest.LogCapture
 def test_a_read_whose_gate_fails_is_a_failed_read(bench: Bench) -> None:
     job = bench.read(3, 1)
     job.gates.append(Gate("no"))
-    bench.workers.start(job, [])
-    bench.workers.wait(job)
+    bench.run(job)
     assert job.read_error is not None and (job.read_error.address, job.read_error.num_bytes) == (BASE + 3 * PAGE, PAGE)
     assert bench.workers.take_failed_reads() == [job.read_error] and job.write_errors == []
     assert bench.file.failure is None
@@ -163,14 +145,12 @@ def test_gates_open_while_all_workers_are_busy_or_idle(bench: Bench) -> None:
     jobs = [bench.write(index, index, gate) for index, gate in enumerate(gates)]
     for job in jobs:
         bench.workers.start(job, [])
-    other = bench.write(7, 7)
-    bench.workers.start(other, [])
-    bench.workers.wait(other)
+    bench.run(bench.write(7, 7))
     assert [job.is_done for job in jobs] == [False] * 6
     for index in (3, 0, 5, 4, 1, 2):
         gates[index].is_up = True
         bench.workers.wait(jobs[index])
-        assert bench.on_disk(index) == index
+        assert bench.on_disk(index)[0] == index
 
 
 SHUT_GATE = """
@@ -212,7 +192,7 @@ def count_looks_at_an_empty_queue(num_threads: int) -> int:
         num_empty += bench.workers._inbox.empty()
     gate.is_up = True
     bench.workers.wait(shut)
-    assert bench.on_disk(0) == 5
+    assert bench.on_disk(0)[0] == 5
     bench.workers.close()
     return num_empty
 
@@ -240,7 +220,7 @@ def test_an_interrupted_start_is_waited_for(bench: Bench, was_handed_over: bool)
         bench.files.wait_for_transfers(1)
         job.is_started = False
     bench.workers.wait(job)
-    assert job.is_done and bench.on_disk(1) == (4 if was_handed_over else 0)
+    assert job.is_done and bench.on_disk(1)[0] == (4 if was_handed_over else 0)
     assert job.read_error is None and job.write_errors == []
 
 
@@ -253,7 +233,7 @@ def test_followers_begin_in_whatever_order_jobs_are_seen(bench: Bench) -> None:
         jobs.append(job)
     bench.files.let_go()
     bench.workers.wait(jobs[-1])
-    assert all(job.is_done for job in jobs) and bench.on_disk(0) == 19 % 8
+    assert all(job.is_done for job in jobs) and bench.on_disk(0)[0] == 19 % 8
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
@@ -279,7 +259,7 @@ def test_no_call_waits_in_a_forked_process(bench: Bench) -> None:
     assert os.waitpid(child, 0)[1] == 0
     bench.files.let_go()
     bench.workers.wait(job)
-    assert bench.on_disk(0) == 3
+    assert bench.on_disk(0)[0] == 3
 
 
 def test_closing_twice_and_without_threads() -> None:
@@ -287,9 +267,7 @@ def test_closing_twice_and_without_threads() -> None:
     workers.close()
     workers.close()
     bench = Bench()
-    job = bench.write(0, 1)
-    bench.workers.start(job, [])
-    bench.workers.wait(job)
+    bench.run(bench.write(0, 1))
     bench.workers.close()
     bench.workers.close()
 
@@ -297,9 +275,7 @@ def test_closing_twice_and_without_threads() -> None:
 @pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="the system shows no names of threads")
 def test_threads_have_names() -> None:
     bench = Bench()
-    job = bench.write(0, 1)
-    bench.workers.start(job, [])
-    bench.workers.wait(job)
+    bench.run(bench.write(0, 1))
     expected = {"kvcm-disk-0", "kvcm-disk-1", "kvcm-disk-2"}
     for _ in range(10000):
         names = {Path(f"/proc/self/task/{thread}/comm").read_text().strip() for thread in os.listdir("/proc/self/task")}

@@ -16,50 +16,28 @@ from kv_cache_manager_v2.device.memory_range import MemoryRange
 from kv_cache_manager_v2.device.port import STILL_RUNNING, CopyBatch, HostKernel, MemoryAccess
 from kv_cache_manager_v2.stats.statistics_clock import StatisticsClock
 
+from .disk_bench import DISK, GPU, HOST, PAGE, TierBench
 from .fake_files import FakeFiles
 
-GPU, HOST, DISK = CacheTier.GPU_MEM, CacheTier.HOST_MEM, CacheTier.DISK
-PAGE = 4096
 
-
-class Bench:
+class Bench(TierBench):
     """16 pages of each tier; page ``n`` of the GPU's and the host's begins as bytes ``n``."""
 
     def __init__(self, num_disk_threads: int = 2, clock: StatisticsClock | None = None) -> None:
-        self.files = FakeFiles()
-        self.device = HostDevice(PAGE, files=self.files, num_disk_threads=num_disk_threads, clock=clock)
-        self.ranges = {
-            tier: MemoryRange(self.device, tier, 16 * PAGE, "/nowhere" if tier == DISK else None)
-            for tier in (GPU, HOST, DISK)
-        }
-        for memory in self.ranges.values():
-            memory.resize(16 * PAGE)
-        for tier in (GPU, HOST):
-            for page in range(16):
-                ctypes.memset(self.address(tier, page), page, PAGE)
+        files = FakeFiles()
+        self.device = HostDevice(PAGE, files=files, num_disk_threads=num_disk_threads, clock=clock)
+        super().__init__(self.device, files)
+        for page in range(16):
+            ctypes.memset(self.address(GPU, page), page, PAGE)
 
-    def address(self, tier: CacheTier, page: int) -> int:
-        return self.ranges[tier].address + page * PAGE
-
-    def copy(
-        self, stream: int, dst: CacheTier, src: CacheTier, pairs: Sequence[tuple[int, int]], num_bytes: int = PAGE
-    ) -> None:
-        batch = CopyBatch(dst, src, num_bytes)
-        for dst_page, src_page in pairs:
-            batch.add(self.address(dst, dst_page), self.address(src, src_page))
+    def copy(self, stream: int, dst: CacheTier, src: CacheTier, pairs: Sequence[tuple[int, int]], num_bytes: int = PAGE) -> None:
+        batch = self.batch(dst, src, pairs, num_bytes)
         self.device.copy_batch(stream, batch)
         batch.clear()
         batch.add(1, 1)
 
-    def value(self, tier: CacheTier, page: int) -> int:
-        data = ctypes.string_at(self.address(tier, page), PAGE)
-        assert len(set(data)) == 1
-        return data[0]
-
     def close(self) -> None:
-        self.files.let_go()
-        for memory in self.ranges.values():
-            memory.close()
+        super().close()
         self.device.close()
 
 

@@ -4,96 +4,66 @@ Interpreted only, as compiled code is interrupted where it waits; `tests/promise
 """
 
 import ctypes
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import CodeType, FrameType
+from collections import Counter
+from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import pytest
+import served_interrupts
+from served_interrupts import Place
 
 from kv_cache_manager_v2.base.ids import CacheTier
 from kv_cache_manager_v2.device import disk_workers
 from kv_cache_manager_v2.device.cuda_device import CudaDevice
 from kv_cache_manager_v2.device.host_device import HostDevice
-from kv_cache_manager_v2.device.memory_range import MemoryRange
-from kv_cache_manager_v2.device.port import CopyBatch, Device
+from kv_cache_manager_v2.device.port import Device
 
 from .async_cuda_driver import AsyncCudaDriver
+from .disk_bench import DISK, GPU, HOST, PAGE, TierBench
 from .fake_files import FakeFiles
 
 pytestmark = pytest.mark.skipif(not disk_workers.__file__.endswith(".py"), reason="compiled code has no instructions to stop at")
 
-GPU, HOST, DISK = CacheTier.GPU_MEM, CacheTier.HOST_MEM, CacheTier.DISK
-PAGE = 4096
 SLOT = 64 << 10
 FILES = ("disk_workers", "host_streams", "failed_writes", "disk_job", "disk_dependencies", "cuda_disk", "cuda_flags", "cuda_staging")
 
-Place = tuple[CodeType, int]
 
-
-class Tracer:
+class Tracer(served_interrupts.Tracer):
     """Notes each instruction of `FILES` on this thread; raises at the given one, the n-th time it gets there."""
 
     def __init__(self, place: Place | None = None, nth: int = 1) -> None:
-        self.counts: dict[Place, int] = {}
-        self.place = place
+        super().__init__(FILES, place)
+        self.counts: Counter[Place] = Counter()
         self.nth = nth
-        self.has_raised = False
-
-    def begin(self, frame: FrameType, event: str, argument: object) -> Any:
-        name = frame.f_code.co_filename.rsplit("/", 1)[-1].removesuffix(".py")
-        if name not in FILES:
-            return None
-        frame.f_trace_opcodes = True
-        frame.f_trace_lines = False
-        return self.step
 
     def step(self, frame: FrameType, event: str, argument: object) -> Any:
         if event == "opcode":
             place = (frame.f_code, frame.f_lasti)
-            count = self.counts.get(place, 0) + 1
-            self.counts[place] = count
-            if place == self.place and count == self.nth:
+            self.counts[place] += 1
+            if place == self.stop and self.counts[place] == self.nth:
                 self.has_raised = True
                 raise KeyboardInterrupt
         return self.step
 
-    @contextmanager
-    def at_work(self) -> Iterator[None]:
-        sys.settrace(self.begin)
-        try:
-            yield
-        finally:
-            sys.settrace(None)
 
-
-class Bench:
+class Bench(TierBench):
     """4 slots of each tier."""
 
     def __init__(self, kind: str) -> None:
-        self.files = FakeFiles()
+        files = FakeFiles()
         self.driver = AsyncCudaDriver(3) if kind == "cuda" else None
         self.device: Device = (
-            HostDevice(PAGE, files=self.files, num_disk_threads=2)
+            HostDevice(PAGE, files=files, num_disk_threads=2)
             if self.driver is None
-            else CudaDevice(
-                driver=self.driver, granularity_bytes=PAGE, files=self.files, staging_bytes=1 << 20, num_disk_threads=2
-            )
+            else CudaDevice(driver=self.driver, granularity_bytes=PAGE, files=files, staging_bytes=1 << 20, num_disk_threads=2)
         )
-        self.ranges = {
-            tier: MemoryRange(self.device, tier, 4 * SLOT, "/nowhere" if tier == DISK else None) for tier in (GPU, HOST, DISK)
-        }
-        for memory in self.ranges.values():
-            memory.resize(4 * SLOT)
+        super().__init__(self.device, files, SLOT, 4)
         self.stream = self.device.create_stream()
         self.other = self.device.create_stream()
 
     def copy(self, stream: int, dst: CacheTier, src: CacheTier, pairs: list[tuple[int, int]]) -> None:
-        batch = CopyBatch(dst, src, SLOT)
-        for dst_slot, src_slot in pairs:
-            batch.add(self.ranges[dst].address + dst_slot * SLOT, self.ranges[src].address + src_slot * SLOT)
-        self.device.copy_batch(stream, batch)
+        self.device.copy_batch(stream, self.batch(dst, src, pairs))
 
     def use(self) -> None:
         """Host to disk, on another stream back to the GPU and to the disk again."""
@@ -125,17 +95,15 @@ class Bench:
     def check(self, value: int) -> None:
         """The device does what it is told."""
         for slot in range(2):
-            ctypes.memset(self.ranges[HOST].address + slot * SLOT, value + slot, SLOT)
+            ctypes.memset(self.address(HOST, slot), value + slot, SLOT)
         self.use()
         self.copy(self.stream, HOST, DISK, [(3, 2), (2, 1)])
         self.device.synchronize_stream(self.stream)
-        found = [set(ctypes.string_at(self.ranges[HOST].address + slot * SLOT, SLOT)) for slot in (3, 2)]
         # Slot 0 went to disk slot 1, GPU slot 3 and disk slot 2; slot 1 to disk slot 0, GPU slot 2 and disk slot 1.
-        assert found == [{value}, {value + 1}]
+        assert [self.value(HOST, slot) for slot in (3, 2)] == [value, value + 1]
 
     def close(self) -> None:
-        for memory in self.ranges.values():
-            memory.close()
+        super().close()
         self.device.close()
 
 
