@@ -34,6 +34,7 @@ VALUES: list[Any] = [
     np.complex64(0.5 + 3j), 0.5 + 3j, np.int64(7), bytearray(b"a"), memoryview(b"ab"), [2**70], [10**5000], [np.True_], [np.zeros(2)],
     "\udcff", "a\0b", "\ud800", "/tmp", {1: 2}, {"x": "y"}, 2**40, [0.5 + 3j], 5,
     10**5000, -(10**5000), Index(10**5000), np.True_, np.array(3), np.array(1.5), {1, 2}, frozenset({1}), [[0], [1, 2]], [[1, 2], [3, 4]],
+    np.ones(1),
 ]  # fmt: skip
 FOREIGN = "a sequence of another manager"
 
@@ -156,17 +157,19 @@ def close(made: Any) -> None:
 
 @pytest.mark.parametrize("call", CASES, ids=[call.name for call in CASES])
 def test_the_examples_are_right(call: Call) -> None:
-    """Also with numpy's integers, and with what stands for one, wherever an int is welcome."""
-    variants: list[dict[str, Any]] = [{}]
+    """Also with numpy's integers and arrays, and with what stands for an integer, wherever one is welcome."""
+    variants: list[tuple[str, Any]] = [("", None)]
     for parameter in call.parameters:
-        if fits(parameter.annotation, 7):
-            variants += [{parameter.name: np.int64}, {parameter.name: Index}]
-    for variant in variants:
+        if fits(parameter.annotation, 7) or fits(parameter.annotation, [7]):
+            variants += [(parameter.name, kind) for kind in (np.int32, np.int64, Index)]
+    for name, kind in variants:
         world = World()
         function, arguments = CALLS[call.name](world)
-        for name, convert in variant.items():
-            if is_int(arguments[name]):
-                arguments = {**arguments, name: convert(arguments[name])}
+        given = arguments.get(name)
+        if is_int(given):
+            arguments = {**arguments, name: kind(given)}
+        elif isinstance(given, list) and given and all(map(is_int, given)):
+            arguments = {**arguments, name: np.array(given, kind) if kind is np.int32 and "." in call.name else [*map(kind, given)]}
         close(function(**arguments))
         world.close()
 
