@@ -81,11 +81,11 @@ demo: interpreted ## Serve a generated workload through the manager and a fake e
 		--build "$(MAKE) --no-print-directory compiled" $(REPLAY)
 
 QUICK := -m "not slow and not long" -q
-test: interpreted compiled ## Both builds in ten minutes on two cores: every promise, and a slice of the simulation.
+test: interpreted compiled ## Both builds in under ten minutes on two cores: every promise, and a slice of the simulation.
 	$(INTERPRETED) $(RUN_TESTS) $(QUICK) tests/promises tests/contract
-	$(COMPILED) $(RUN_TESTS) $(QUICK) --ignore=tests/tidy
+	$(COMPILED) $(RUN_TESTS) $(QUICK) tests/promises tests/contract tests/unit tests/property tests/simulation
 	@echo "passed: the promises and the devices' contract in both builds; units, properties and a slice of the simulation compiled."
-	@echo "\`make test-all\`, half an hour, adds: all of it interpreted, and tests that take seconds (tests/long_tests.txt), build or install."
+	@echo "\`make test-all\`, half an hour, adds: all of it interpreted, tests that take seconds (tests/long_tests.txt), packages, engines."
 
 test-all: testp testc ## All tests, interpreted and then compiled.
 

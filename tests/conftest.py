@@ -32,9 +32,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what `make test` leaves to `make test-all`; a tidy test holds the list."""
-    names = set((Path(__file__).parent / "long_tests.txt").read_text(encoding="utf-8").split())
+    names = set((Path(__file__).parent / "long_tests.txt").read_text(encoding="utf-8").splitlines())
     for item in items:
-        if item.nodeid.partition("[")[0].removeprefix("tests/") in names:
+        name = item.nodeid.removeprefix("tests/")
+        if name in names or name.partition("[")[0] in names:
             item.add_marker("long")
 
 

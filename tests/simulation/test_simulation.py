@@ -31,9 +31,10 @@ KEPT_LINES = [
 ]
 KEPT_SEEDS = [int(line.split("#")[0]) for line in KEPT_LINES]
 KEPT_LARGE_SEEDS = [int(line.split("#")[0]) for line in KEPT_LINES if line.split("#")[1].strip().startswith("large:")]
+OLD_SEEDS = [pytest.param(seed, marks=pytest.mark.long) for seed in sorted({*KEPT_SEEDS} - {*range(20)})]
 
 
-@pytest.mark.parametrize("seed", sorted({*range(20), *KEPT_SEEDS}))
+@pytest.mark.parametrize("seed", [*range(20), *OLD_SEEDS])
 def test_history(seed: int) -> None:
     history = run_history(Scenario(seed, NUM_ACTIONS))
     if history.error is not None:
