@@ -7,6 +7,7 @@ from lossy_files import LossyDisk, LossyFiles
 from small_models import BYTES_PER_TOKEN, attention_layers
 
 from kv_cache_manager_v2 import (
+    ColdPageCodec,
     DiskCacheTierConfig,
     EvictionPolicy,
     GpuCacheTierConfig,
@@ -72,9 +73,10 @@ class Process:
         files: FilePort | None = None,
         event_manager: KVCacheEventManager | None = None,
         journal: str | None = None,
+        codec: ColdPageCodec | None = None,
     ) -> None:
         self.device = HostDevice() if files is None else HostDevice(files=files)
-        self.manager = KVCacheManager(config, device=self.device, event_manager=event_manager, journal=journal)
+        self.manager = KVCacheManager(config, device=self.device, event_manager=event_manager, journal=journal, cold_page_codec=codec)
         self.engine = FakeEngine(config, self.device)
         self.manager.check_invariants()
 

@@ -15,7 +15,7 @@ class ModelId(ConfigValue):
     """A model, as far as the bytes of its KV cache depend on it. Managers with an equal one, and equal layers, read each other's pages.
 
     ``name`` and ``revision`` of the weights, ``dtype`` of the cache's values; ``details``: a mapping of whatever else changes bytes
-    (rope scaling, KV scales, the kernels' layout, a codec); ``salt_domain``: keeps tenants apart. ``heads``: ``(first, end)`` of the KV
+    (rope scaling, KV scales, the kernels' layout); ``salt_domain``: keeps tenants apart. ``heads``: ``(first, end)`` of the KV
     heads that this rank has, if it has not all: ranks of one model share a path then, each with its own folder.
     """
 

@@ -33,9 +33,10 @@ def list_absolute_paths(tier: DiskCacheTierConfig) -> list[str]:
     return [path if os.path.isabs(path) else os.path.join(os.getcwd(), path) for path in tier.paths]
 
 
-def describe_identity(model_id: ModelId, config: KVCacheManagerConfig) -> str:
-    """The identity that names the folder, as JSON: the model, and the rectangle of layers and heads."""
-    identity = {
+def describe_identity(model_id: ModelId, config: KVCacheManagerConfig, codec: str | None = None) -> str:
+    """The identity that names the folder, as JSON: the model, the rectangle of layers and heads, and the codec that packs its pages, if
+    one does."""
+    identity: dict[str, object] = {
         "name": model_id.name,
         "revision": model_id.revision,
         "dtype": model_id.dtype,
@@ -45,18 +46,20 @@ def describe_identity(model_id: ModelId, config: KVCacheManagerConfig) -> str:
         "layers": sorted({int(layer.layer_id) for layer in config.layers}),
         "tokens_per_block": config.tokens_per_block,
     }
+    if codec is not None:
+        identity["codec"] = codec
     return json.dumps(identity, sort_keys=True)
 
 
-def describe_layout(layout: SlotLayout) -> str:
-    """The meaning of each byte of a slot, as JSON."""
+def describe_layout(layout: SlotLayout, level: int = 0) -> str:
+    """The meaning of each byte of a slot of that level, as JSON."""
     placements = [layout.buffer_placement(buffer_id) for buffer_id in layout.buffer_ids]
     described = {
         "life_cycles": [
             [cycle.has_page_per_block, cycle.window_size, int(cycle.num_sink_blocks)] for cycle in layout.life_cycles
         ],
         "pool_groups": list(layout.pool_group_indices),
-        "slots": [list(layout.slot_bytes(index)) for index in range(layout.num_pool_groups)],
+        "slots": [list(layout.slot_bytes(index, level)) for index in range(layout.num_pool_groups)],
         "buffers": [
             [
                 int(placement.buffer_id.layer_id),
@@ -72,8 +75,8 @@ def describe_layout(layout: SlotLayout) -> str:
     return json.dumps(described, sort_keys=True)
 
 
-def open_durable(device: Device, config: KVCacheManagerConfig, layout: SlotLayout, levels: list[LevelSlots]) -> None:
-    """Open the folder of the last level, if it is durable; its `LevelSlots` has it then."""
+def open_durable(device: Device, config: KVCacheManagerConfig, layout: SlotLayout, levels: list[LevelSlots], codec: str | None) -> None:
+    """Open the folder of the last level, if it is durable; its `LevelSlots` has it then. ``codec``: the identity of what packs pages."""
     last = len(levels) - 1
     tier = config.cache_tiers[last]
     if not isinstance(tier, DiskCacheTierConfig) or not tier.durable or tier.model_id is None:
@@ -82,12 +85,16 @@ def open_durable(device: Device, config: KVCacheManagerConfig, layout: SlotLayou
     if files is None:
         raise ValueError(f"cache_tiers[{last}] is durable, and {device.name} has no files that outlive the process; use another device")
     require_xxhash()
-    slot_bytes = [layout.slot_bytes(index) for index in range(layout.num_pool_groups)]
+    slot_bytes = [layout.slot_bytes(index, last) for index in range(layout.num_pool_groups)]
     if tier.read_only:
         files = ReadOnlyFiles()
     folder = CacheFolder(
-        files, list_absolute_paths(tier), describe_identity(tier.model_id, config), describe_layout(layout), tier.read_only
-    )  # fmt: skip
+        files,
+        list_absolute_paths(tier),
+        describe_identity(tier.model_id, config, codec),
+        describe_layout(layout, last),
+        tier.read_only,
+    )
     try:
         levels[last].durable = DurableLevel(last, folder, slot_bytes, levels[last].num_slots)
     except BaseException as error:

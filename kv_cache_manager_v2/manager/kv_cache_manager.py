@@ -230,7 +230,7 @@ class KVCacheManager(Handle):
         writer: JournalWriter | None = None
         try:
             writer = None if path is None else _make_journal(path, config)
-            open_durable(self._device, config, layout, slots_by_level)
+            open_durable(self._device, config, layout, slots_by_level, None if codec is None else codec.identity)
             order = StreamOrder(self._device)
             storage, mover = open_storage(self._device, order, layout, slots_by_level, int(config.reserve_null_slot), fill, codec)
         except BaseException:

@@ -177,7 +177,7 @@ def _describe(contents: FolderContents, scopes: list[ScopeFigures]) -> str:
 
 def _name_model(identity: dict[str, Any]) -> str:
     words = [str(identity.get("name"))]
-    for key in ("revision", "dtype", "salt_domain"):
+    for key in ("revision", "dtype", "salt_domain", "codec"):
         if identity.get(key):
             words.append(f"{key} {identity[key]}")
     heads: Any = identity.get("heads")

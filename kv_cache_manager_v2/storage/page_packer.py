@@ -11,7 +11,6 @@ from mypy_extensions import i64, mypyc_attr
 
 from ..base.checks import to_bool, to_int_within, to_text
 from ..base.ids import CacheTier
-from ..config.cache_tier_config import DiskCacheTierConfig
 from ..config.config_value import MAX_CONFIG_INT
 from ..config.manager_config import KVCacheManagerConfig
 from ..device.cold_page_codec import ColdPageCodec
@@ -39,12 +38,6 @@ def to_codec(codec: object, config: KVCacheManagerConfig, journal: str | None) -
             "cold_page_codec is given with an ExternalCacheTierConfig: the engine owns that memory and copies it as it is. Leave the codec "
             "out, or give a GpuCacheTierConfig and a HostCacheTierConfig"
         )
-    for level, tier in enumerate(config.cache_tiers):
-        if isinstance(tier, DiskCacheTierConfig) and tier.durable:
-            raise ValueError(
-                f"cold_page_codec is given and cache_tiers[{level}] is durable: a folder holds pages as kernels wrote them. Leave the "
-                "codec out, or give durable=False"
-            )
     if journal is not None:
         raise ValueError("journal is given with a cold_page_codec, without which no rerun has the same slots: leave one of them out")
     return codec

@@ -4,6 +4,7 @@ import errno
 import logging
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from durable_models import PROMPTS, SLOT_BYTES, SYSTEM, TOKENS_PER_BLOCK, Process, durable_config, next_process
@@ -21,6 +22,7 @@ from kv_cache_manager_v2 import (
     ReuseScope,
 )
 from kv_cache_manager_v2.testing import SimulatedDevice
+from kv_cache_manager_v2.testing.reversing_codec import ReversingCodec
 
 
 @pytest.mark.parametrize("host_slots", [0, 12], ids=["gpu and disk", "host memory between"])
@@ -35,6 +37,52 @@ def test_a_restart_finds_what_was_published(tmp_path: object, host_slots: int) -
             assert again.manager.probe_reuse(None, text) == len(text)
             assert again.run(text + [7 + restart]) == len(text)
         again.end()
+
+
+@pytest.mark.parametrize("host_slots", [0, 12], ids=["gpu and disk", "host memory between"])
+def test_packed_pages_are_found_by_the_same_codec_alone(tmp_path: Path, host_slots: int) -> None:
+    """Of another version, with other parameters, or without a codec the folder is another one: a miss, and never other bytes. Two windows
+    share a pool group, and pack to pages of their own sizes."""
+    config = durable_config(str(tmp_path), gpu_slots=32, host_slots=host_slots, disk_slots=160, windows=(None, 8))
+    for codec, is_known in [
+        (ReversingCodec(3), False), (ReversingCodec(3), True), (None, False), (ReversingCodec(5), False), (None, True),
+        (ReversingCodec(3), True),
+    ]:  # fmt: skip
+        process = Process(config, codec=codec)
+        for text in PROMPTS:
+            assert process.manager.probe_reuse(None, text) == (len(text) if is_known else 0)
+        assert [process.run(text) for text in PROMPTS] == [len(text) if is_known else 20 * (text != PROMPTS[0]) for text in PROMPTS]
+        process.end()
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_what_a_lossy_codec_has_stored_is_lossy_after_a_restart(tmp_path: Path) -> None:
+    config = durable_config(str(tmp_path))
+    for _restart in range(2):
+        process = Process(config, codec=ReversingCodec(0, is_lossless=False))
+        assert process.run(PROMPTS[0]) in (0, len(PROMPTS[0]))
+        process.end()
+    again = Process(config, codec=ReversingCodec(0, is_lossless=False))
+    for exact, tokens in ((False, len(PROMPTS[0])), (True, 0)):
+        kv_cache = again.manager.create_kv_cache(input_tokens=PROMPTS[0], exact=exact)
+        assert kv_cache.num_committed_tokens == kv_cache.match_info.lossy_tokens == tokens
+        kv_cache.close()
+    again.end()
+
+
+def test_a_packed_page_that_is_damaged_is_lost_and_computed_again(tmp_path: Path) -> None:
+    config = durable_config(str(tmp_path))
+    first = Process(config, codec=ReversingCodec(7))
+    assert first.run(PROMPTS[0]) == 0
+    first.end()
+    (data,) = tmp_path.glob("*/data-0-0")
+    content = bytearray(data.read_bytes())
+    content[9] ^= 1
+    data.write_bytes(content)
+    again = Process(config, codec=ReversingCodec(7))
+    assert again.run(PROMPTS[0]) == -1 and again.run(PROMPTS[0]) < len(PROMPTS[0])
+    assert again.manager.get_storage_statistics(1)[0].damaged_pages == 1
+    again.end()
 
 
 def test_a_killed_process_has_left_what_was_written(tmp_path: object) -> None:

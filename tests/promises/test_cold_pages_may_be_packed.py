@@ -15,7 +15,6 @@ from kv_cache_manager_v2 import (
     ColdPageCodec,
     CopyBatch,
     Device,
-    DiskCacheTierConfig,
     EvictionPolicy,
     ExternalCacheTierConfig,
     ExternalDevice,
@@ -26,7 +25,6 @@ from kv_cache_manager_v2 import (
     KVCacheManager,
     KVCacheManagerConfig,
     LayerId,
-    ModelId,
     PageMoveError,
     SlotDescVariant,
     plan_capacity,
@@ -373,11 +371,6 @@ def refuse(text: str, config: KVCacheManagerConfig, codec: Any, error: type[Exce
 
 def test_what_a_codec_does_not_reach_is_refused_by_name() -> None:
     config = float_config(4, 1 << 16)
-    durable = DiskCacheTierConfig(1 << 16, "/tmp", durable=True, model_id=ModelId("model", "revision"))
-    disk = KVCacheManagerConfig(TOKENS_PER_BLOCK, [*config.cache_tiers, durable], config.layers)
-    refuse(r"cache_tiers\[2\] is durable: a folder holds pages as kernels wrote them", disk, float8())
-    with pytest.raises(ValueError, match="codec out, or give durable=False"):
-        plan_capacity(disk, cold_page_codec=float8())
     external = KVCacheManagerConfig(
         TOKENS_PER_BLOCK, [ExternalCacheTierConfig([8])], config.layers, enable_partial_reuse=False, allow_seq_rebasing=False
     )
