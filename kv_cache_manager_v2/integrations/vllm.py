@@ -19,7 +19,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from ..base.package_log import PackageLog
-from .vllm_groups import require_supported
+from .vllm_groups import TIERED, list_connectors, require_supported
 from .vllm_manager import PagedKVCacheManager
 from .vllm_options import read_options
 from .vllm_tiers import read_sizes
@@ -41,9 +41,10 @@ class ManagedScheduler(Scheduler):
 
     def __init__(self, vllm_config: Any, kv_cache_config: Any, *arguments: Any, **keywords: Any) -> None:
         require_supported(vllm_config, kv_cache_config)
-        journal, metrics_port = read_options(vllm_config)
+        journal, metrics_port, policy = read_options(vllm_config)
         transfer = vllm_config.kv_transfer_config
-        tiers = [] if transfer is None else read_sizes(transfer.kv_connector_extra_config, kv_cache_config)
+        has_tiers = list_connectors(transfer) == [TIERED]
+        tiers = read_sizes(transfer.kv_connector_extra_config, kv_cache_config) if has_tiers else []
         super().__init__(vllm_config, kv_cache_config, *arguments, **keywords)
         self.kv_cache_manager = PagedKVCacheManager(
             kv_cache_config,
@@ -57,6 +58,7 @@ class ManagedScheduler(Scheduler):
             log_stats=self.log_stats,
             journal=journal,
             metrics_port=metrics_port,
+            policy=policy,
             tiers=tiers,
             num_workers=vllm_config.parallel_config.world_size if tiers else 0,
         )

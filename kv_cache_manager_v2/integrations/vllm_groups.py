@@ -25,6 +25,7 @@ from vllm.v1.kv_cache_interface import (
 
 from ..base.ids import CacheTier, DataRole, LayerId
 from ..config.cache_tier_config import ExternalCacheTierConfig
+from ..config.eviction_policy import EvictionPolicy
 from ..config.layer_config import AttentionLayerConfig, BufferConfig
 from ..config.manager_config import KVCacheManagerConfig
 from ..config.scratch_reuse_config import SwaScratchReuseConfig
@@ -39,6 +40,7 @@ KINDS: Final = (FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec, SlidingW
 POOL: Final = "which asks vLLM's own block pool or coordinator"
 POOL_USERS: Final = dict.fromkeys(("SimpleCPUOffloadConnector", "HiSparseConnector", "MooncakeStoreConnector", "OffloadingConnector"), POOL)
 UNTRIED: Final = "whose transfers were never tried with it"
+TRIED: Final = ("ExampleConnector", "NixlConnector")
 TIERED: Final = "TieredConnector"
 
 
@@ -47,10 +49,11 @@ def require_supported(vllm_config: Any, kv_cache_config: KVCacheConfig) -> None:
     model = vllm_config.model_config
     connectors = list_connectors(vllm_config.kv_transfer_config)
     has_tiers = connectors == [TIERED]
-    others = [] if has_tiers else connectors
+    others = [name for name in connectors if name not in (TIERED, *TRIED)]
+    known = f"none, or {TIERED}, or {' or '.join(TRIED)}"
     for is_refused, found, supported in (
         (vllm_config.parallel_config.decode_context_parallel_size > 1, "decode context parallelism", "a decode_context_parallel_size of 1"),
-        *((True, f"the KV connector {name}, {POOL_USERS.get(name, UNTRIED)}", f"no connector, or {TIERED} alone") for name in others),
+        *((True, f"the KV connector {name}, {POOL_USERS.get(name, UNTRIED)}", known) for name in others),
         (has_tiers and not vllm_config.cache_config.enable_prefix_caching, f"{TIERED} without prefix caching", "enable_prefix_caching"),
         (model.is_encoder_decoder, f"the encoder-decoder model {model.model!r}", "decoders"),
         (model.is_diffusion, f"the diffusion model {model.model!r}", "models that generate token by token"),
@@ -68,6 +71,9 @@ def require_supported(vllm_config: Any, kv_cache_config: KVCacheConfig) -> None:
     if has_tiers and vllm_config.use_v2_model_runner and (states or kv_cache_config.needs_kv_cache_zeroing):
         what = "recurrent layers, or blocks that are filled with zeros, in vLLM's second model runner, which writes before it copies"
         raise ValueError(f"{TIERED} of vllm {SUPPORTED} does not support {what}; supported: VLLM_USE_V2_MODEL_RUNNER=0")
+    if connectors and not has_tiers and (states or kv_cache_config.needs_kv_cache_zeroing):
+        what = f"recurrent layers, or blocks that are filled with zeros, beside the KV connector {connectors[0]}"
+        raise ValueError(f"ManagedScheduler of vllm {SUPPORTED} does not support {what}; supported: none, or {TIERED}")
     windows = [name for name, spec in layers if not isinstance(spec, MambaSpec) and find_window(spec) is not None]
     unit = vllm_config.cache_config.prefix_match_unit
     for is_refused, found, supported in (
@@ -122,7 +128,12 @@ def find_states(kv_cache_config: KVCacheConfig) -> dict[int, MambaSpec]:
 
 
 def make_manager(
-    kv_cache_config: KVCacheConfig, has_events: bool, journal: str | None = None, tiers: Sequence[int] = (), num_workers: int = 0
+    kv_cache_config: KVCacheConfig,
+    has_events: bool,
+    journal: str | None = None,
+    policy: EvictionPolicy = EvictionPolicy.LEARNED,
+    tiers: Sequence[int] = (),
+    num_workers: int = 0,
 ) -> KVCacheManager:
     """``tiers``: how many blocks ``num_workers`` workers have in each tier below vLLM's."""
     layers = [
@@ -138,8 +149,8 @@ def make_manager(
     config = KVCacheManagerConfig(
         tokens_per_block=tokens_per_block,
         cache_tiers=[
-            ExternalCacheTierConfig([kv_cache_config.num_blocks - 1], copy_workers=num_workers),
-            *[ExternalCacheTierConfig([num_blocks], tier=CacheTier.HOST_MEM) for num_blocks in tiers],
+            ExternalCacheTierConfig([kv_cache_config.num_blocks - 1], policy, num_workers),
+            *[ExternalCacheTierConfig([num_blocks], policy, tier=CacheTier.HOST_MEM) for num_blocks in tiers],
         ],
         layers=layers,
         max_util_for_resume=1.0,

@@ -25,6 +25,7 @@ from vllm.v1.metrics.stats import PrefixCacheStats
 from ..base.errors import LogicError
 from ..base.ids import TokenIdExt
 from ..base.package_log import PackageLog
+from ..config.eviction_policy import EvictionPolicy
 from ..events.kv_cache_event import KVCacheEvent as ManagerEvent
 from ..manager.copy_lists import SlotCopy
 from ..manager.kv_cache import KVCache
@@ -43,13 +44,18 @@ _logger: Final = PackageLog("kv_cache_manager_v2")
 class BlockIds(KVCacheBlocks):
     """Block ids of one request, a list for each KV cache group, without an object for each block."""
 
-    def __init__(self, ids: tuple[list[int], ...]) -> None:
+    def __init__(self, ids: tuple[list[int], ...], num_matched: int = 0) -> None:
         self.ids: Final = ids
+        self.num_matched: Final = num_matched
         super().__init__(tuple(() for _ in ids))
 
     def get_block_ids(self, allow_none: bool = False, *, group_ids: Sequence[int] | None = None) -> tuple[list[int], ...] | None:
         ids = self.ids if group_ids is None else tuple(self.ids[group] for group in group_ids)
         return None if allow_none and not any(ids) else ids
+
+    def get_unhashed_block_ids_all_groups(self) -> list[list[int]]:
+        """For KV connectors: those that no match has filled."""
+        return [[block for block in ids[self.num_matched :] if block > 0] for ids in self.ids]
 
     def new_empty(self) -> BlockIds:
         return BlockIds(tuple([] for _ in self.ids))
@@ -58,12 +64,14 @@ class BlockIds(KVCacheBlocks):
 class _Running:
     """A request that has pages."""
 
-    __slots__ = ("kv_cache", "num_announced", "num_matched", "quiet_end")
+    __slots__ = ("awaits_load", "kv_cache", "num_announced", "num_matched", "quiet_end")
 
     def __init__(self, kv_cache: KVCache, num_matched: int) -> None:
         self.kv_cache: Final = kv_cache
         self.num_matched: Final = num_matched
         """Blocks that the request found computed."""
+        self.awaits_load = False
+        """Whether a connector has yet to bring what the request counts as computed."""
         self.num_announced = 0
         """Blocks whose ids the workers know."""
         self.quiet_end = 0
@@ -112,6 +120,7 @@ class PagedKVCacheManager(KVCacheManager):
         log_stats: bool,
         journal: str | None = None,
         metrics_port: int | None = None,
+        policy: EvictionPolicy = EvictionPolicy.LEARNED,
         tiers: Sequence[int] = (),
         num_workers: int = 0,
     ) -> None:
@@ -125,7 +134,7 @@ class PagedKVCacheManager(KVCacheManager):
         self.coordinator: Any = _Groups(self, kv_cache_config)
         self.block_pool: Any = self
         self._journal: Final = journal
-        self._manager: Final = make_manager(kv_cache_config, has_events, journal, tiers, num_workers)
+        self._manager: Final = make_manager(kv_cache_config, has_events, journal, policy, tiers, num_workers)
         self._table_groups: Final[list[int]] = [self._manager.get_layer_group_id(number) for number in range(self.num_kv_cache_groups)]
         """Of each KV cache group of vLLM the manager's layer group, whose base page indices are its block ids."""
         self._tokens_per_block: Final = self._manager.tokens_per_block
@@ -191,7 +200,8 @@ class PagedKVCacheManager(KVCacheManager):
         has_scheduled_reqs: bool = True,
         skip_zeroing_group_ids: tuple[int, ...] = (),
     ) -> KVCacheBlocks | None:
-        num_computed = request.num_computed_tokens + num_new_computed_tokens
+        num_local = request.num_computed_tokens + num_new_computed_tokens
+        num_computed = num_local + num_external_computed_tokens
         num_needed = num_computed + num_new_tokens + num_lookahead_tokens
         running = self._running.get(request.request_id)
         if running is not None and num_needed <= running.quiet_end:
@@ -199,23 +209,27 @@ class PagedKVCacheManager(KVCacheManager):
         num_spared = reserved_blocks + (self._watermark_blocks if running is None and has_scheduled_reqs else 0)
         num_known = 0 if delay_cache_blocks else min(num_computed + num_new_tokens, request.num_tokens)
         self._latest.append(("allocate_slots", request.request_id, num_computed, num_needed, num_known))
-        return self._allocate(running, request, num_computed, num_needed, num_known, num_spared, full_sequence_must_fit)
+        blocks = self._allocate(running, request, num_local, num_computed, num_needed, num_known, num_spared, full_sequence_must_fit)
+        if delay_cache_blocks and blocks is not None:
+            self._running[request.request_id].awaits_load = True
+        return blocks
 
     def _allocate(
         self,
         running: _Running | None,
         request: Any,
+        num_local: int,
         num_computed: int,
         num_needed: int,
         num_known: int,
         num_spared: int,
         full_sequence_must_fit: bool,
     ) -> KVCacheBlocks | None:
-        """``num_known``: tokens that the step leaves computed, and that are no drafts; 0 to publish nothing yet. ``num_spared``: blocks
-        that a new request leaves free."""
+        """``num_local``: computed tokens that no connector has to bring. ``num_known``: tokens that the step leaves computed, and that
+        are no drafts; 0 to publish nothing yet. ``num_spared``: blocks that a new request leaves free."""
         is_new = running is None
         if running is None:
-            running = self._open(request, num_computed)
+            running = self._open(request, num_local)
             if running is None:
                 return None
             if full_sequence_must_fit and not self._can_hold(running, request, num_computed):
@@ -223,10 +237,12 @@ class PagedKVCacheManager(KVCacheManager):
                 return None
         kv_cache = running.kv_cache
         if self.enable_caching:
-            self._commit(running, request, num_computed)
+            self._commit(running, request, num_local)
         size = self._tokens_per_block
-        # Drafts in flight may be rejected, and the count of computed tokens falls back by them. Beside recurrent layers are none.
-        history = max(kv_cache.history_length, num_computed - (0 if self._states else request.num_in_flight_tokens))
+        # Drafts in flight may be rejected, and the count of computed tokens falls back by them. Beside recurrent layers are none. Of a
+        # prompt that a connector brings whole the last token is computed again.
+        processed = min(num_computed, request.num_tokens - 1) if num_computed > num_local else num_computed
+        history = max(kv_cache.history_length, processed - (0 if self._states else request.num_in_flight_tokens))
         capacity = -(-min(num_needed, self.max_model_len) // size) * size
         if capacity < kv_cache.capacity:
             capacity = kv_cache.capacity
@@ -346,7 +362,7 @@ class PagedKVCacheManager(KVCacheManager):
         if running is None:
             return []
         self._planned = [planned for planned in self._planned if planned[0] is not running]
-        if self.enable_caching:
+        if self.enable_caching and not running.awaits_load:
             self._commit(running, request, request.num_computed_tokens)
         return [running]
 
@@ -357,14 +373,18 @@ class PagedKVCacheManager(KVCacheManager):
 
     def get_blocks(self, request_id: str) -> KVCacheBlocks:
         running = self._running.get(request_id)
-        return self.empty_kv_cache_blocks if running is None else BlockIds(self._list_ids(running.kv_cache, 0))
+        if running is None:
+            return self.empty_kv_cache_blocks
+        return BlockIds(self._list_ids(running.kv_cache, 0), running.num_matched)
 
     def cache_blocks(self, request: Any, num_computed_tokens: int) -> None:
         self._latest.append(("cache_blocks", request.request_id, num_computed_tokens))
         self._commit_planned()
         running = self._running.get(request.request_id)
-        if running is not None and self.enable_caching:
-            self._commit(running, request, num_computed_tokens)
+        if running is not None:
+            running.awaits_load = False
+            if self.enable_caching:
+                self._commit(running, request, num_computed_tokens)
 
     def estimate_cached_tokens(self, request: Any) -> int:
         running = self._running.get(request.request_id)
@@ -389,7 +409,7 @@ class PagedKVCacheManager(KVCacheManager):
         return blocks
 
     def evict_blocks(self, block_ids: set[int]) -> None:
-        raise LogicError("ManagedScheduler evicts no single blocks: only KV connectors ask for that, and they are refused at the start")
+        raise LogicError("ManagedScheduler evicts no single blocks: only KV connectors whose loads a step waits for ask for that")
 
     # -- the whole cache -----------------------------------------------------------------------------------------------
 

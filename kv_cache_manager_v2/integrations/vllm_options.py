@@ -1,8 +1,9 @@
-"""What vLLM's ``--additional-config`` may ask of `ManagedScheduler`: a journal of all calls, and metrics for Prometheus.
+"""What vLLM's ``--additional-config`` may ask of `ManagedScheduler`: a journal of all calls, metrics for Prometheus, an eviction policy.
 
     vllm serve MODEL --scheduler-cls ... --additional-config '{"kvcm_metrics_port": 9400, "kvcm_journal": "/var/tmp/calls.journal"}'
 
-Both are of the scheduler's process. Data-parallel ranks have one each: the port is that many higher, the path ends in the rank's number.
+Journal and metrics are of the scheduler's process. Data-parallel ranks have one each: the port is that many higher, the path ends in the
+rank's number. ``"kvcm_eviction_policy": "lru"`` evicts by recency, as vLLM does; "learned", the default, by expected reuse.
 """
 
 from __future__ import annotations
@@ -10,29 +11,35 @@ from __future__ import annotations
 from typing import Any, Final
 
 from ..base.missing_package import missing_package
+from ..config.eviction_policy import EvictionPolicy
 from ..manager.kv_cache_manager import KVCacheManager
 from ..metrics.prometheus_exporter import PrometheusExporter
 
 PREFIX: Final = "kvcm_"
 JOURNAL: Final = "kvcm_journal"
 PORT: Final = "kvcm_metrics_port"
+POLICY: Final = "kvcm_eviction_policy"
+POLICIES: Final = {policy.value: policy for policy in EvictionPolicy}
 
 
-def read_options(vllm_config: Any) -> tuple[str | None, int | None]:
-    """The journal's path and the port of the metrics. `ValueError` that names the option which cannot be had."""
+def read_options(vllm_config: Any) -> tuple[str | None, int | None, EvictionPolicy]:
+    """The journal's path, the port of the metrics, and the policy. `ValueError` that names the option which cannot be had."""
     given = vllm_config.additional_config
     options = {name: value for name, value in given.items() if name.startswith(PREFIX)} if isinstance(given, dict) else {}
     parallel = vllm_config.parallel_config
     rank = parallel.data_parallel_rank
-    path, port = options.pop(JOURNAL, None), options.pop(PORT, None)
+    path, port, policy = options.pop(JOURNAL, None), options.pop(PORT, None), options.pop(POLICY, EvictionPolicy.LEARNED.value)
     if options:
-        raise ValueError(f"additional_config has {sorted(options)}; ManagedScheduler knows {JOURNAL} and {PORT}")
+        raise ValueError(f"additional_config has {sorted(options)}; ManagedScheduler knows {JOURNAL}, {PORT} and {POLICY}")
+    if not isinstance(policy, str) or policy not in POLICIES:
+        raise ValueError(f"additional_config's {POLICY} is {policy!r}; it is one of {sorted(POLICIES)}")
     if path is not None and (not isinstance(path, str) or not path):
         raise ValueError(f"additional_config's {JOURNAL} is {path!r}; it is the path of a file")
     if port is not None and (type(port) is not int or not 0 < port < 65536 - rank):
         raise ValueError(f"additional_config's {PORT} is {port!r}, of rank {rank}; it is a port from 1 to 65535")
     is_parallel = parallel.data_parallel_size > 1
-    return f"{path}.{rank}" if is_parallel and path is not None else path, None if port is None else port + rank
+    path = f"{path}.{rank}" if is_parallel and path is not None else path
+    return path, None if port is None else port + rank, POLICIES[policy]
 
 
 class Metrics:

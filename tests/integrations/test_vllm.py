@@ -158,6 +158,18 @@ def test_the_connector_brings_back_what_vllm_has_evicted(tmp_path: Path) -> None
     assert sum(result["cached"]) > sum(expected["cached"])
 
 
+@pytest.mark.usefixtures("models")
+def test_what_one_engine_has_saved_another_loads(tmp_path: Path) -> None:
+    """By vLLM's example of a connector, which saves prompts that a step computes whole."""
+    model, options = CASES["windows"]
+    options = options | {"max_step_tokens": 2048, "shared_storage_path": str(tmp_path)}
+    first, second = (run(model, "scheduler", **options) for _ in range(2))
+    expected = stock("windows")
+    assert count_equal(first, expected) == count_equal(second, expected) == 20
+    # All but the parts of blocks at the prompts' ends.
+    assert min(second["cached"]) >= 320 and sum(second["cached"]) > sum(first["cached"])
+
+
 def make_config(**changes: Any) -> Any:
     """What `require_supported` reads of vLLM's configuration, all of it as it can be served."""
     fields: dict[str, Any] = {
@@ -192,6 +204,10 @@ def test_what_is_not_supported_is_refused_by_name(changes: dict[str, Any], messa
         ({"window": True}, r"recurrent layers beside the window of \['layer.1'\]; supported: recurrent layers beside full attention"),
         ({"prefix_match_unit": 8}, "recurrent layers with a prefix_match_unit of 8; supported: none, or that of a block"),
         ({"prefix_match_unit": 16}, None),
+        (
+            {"kv_transfer_config": SimpleNamespace(kv_connector="NixlConnector", kv_connector_extra_config={})},
+            "recurrent layers, or blocks that are filled with zeros, beside the KV connector NixlConnector; supported: none, or Tiered",
+        ),
     ],
 )
 def test_recurrent_layers_are_refused_where_their_states_are_not_at_block_boundaries(changes: dict[str, Any], message: str | None) -> None:

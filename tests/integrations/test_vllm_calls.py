@@ -17,7 +17,7 @@ pytest.importorskip("vllm")
 
 import torch  # noqa: E402
 from integrations.vllm_scheduling import GEMMA, HYBRID, Engine, Shape, make_scheduler  # noqa: E402
-from kv_cache_manager_v2 import LogicError  # noqa: E402
+from kv_cache_manager_v2 import EvictionPolicy, LogicError  # noqa: E402
 from kv_cache_manager_v2.integrations.vllm import ManagedScheduler  # noqa: E402
 from kv_cache_manager_v2.integrations.vllm_groups import KINDS, POOL_USERS, find_window, require_supported  # noqa: E402
 from kv_cache_manager_v2.integrations.vllm_manager import KEYS_OF_SCOPES, PagedKVCacheManager  # noqa: E402
@@ -270,12 +270,40 @@ def test_a_request_that_must_fit_whole_waits(calls: Calls) -> None:
     assert calls.manager.allocate_slots(long, BLOCK) is not None
 
 
-def test_what_a_transfer_will_bring_is_published_later(calls: Calls) -> None:
-    request = calls.request("waiting", TEXT)
-    calls.run(request, delay_cache_blocks=True)
-    assert calls.found(TEXT) == 0
-    calls.manager.cache_blocks(request, 100)
+def test_what_a_connector_brings_counts_as_computed(calls: Calls) -> None:
+    calls.run(calls.request("first", TEXT[:32]))
+    request = calls.request("second", TEXT)
+    assert calls.found(TEXT) == 32 and calls.manager.get_computed_blocks_for_connector(request)[1:] == (32, 0, False)
+    # 48 tokens more come with the step that computes the last 20.
+    (ids,) = calls.manager.allocate_slots(request, 20, 32, num_external_computed_tokens=48).get_block_ids()
+    assert len(ids) == 7 and calls.manager.get_blocks("second").get_unhashed_block_ids_all_groups() == [ids[2:]]
+    request.num_computed_tokens = 100
     assert calls.found(TEXT) == 96
+
+
+def test_what_a_transfer_will_bring_is_published_later(calls: Calls) -> None:
+    for name, is_brought in (("aborted", False), ("waiting", True)):
+        request = calls.request(name, TEXT)
+        assert calls.manager.allocate_slots(request, 0, 0, num_external_computed_tokens=100, delay_cache_blocks=True) is not None
+        request.num_computed_tokens = 100
+        assert calls.found(TEXT) == 0
+        if is_brought:
+            calls.manager.cache_blocks(request, 100)
+            # The last token is computed again, for what comes behind it.
+            request.num_computed_tokens = 99
+            assert calls.manager.allocate_slots(request, 1) is not None
+        calls.manager.free(request)
+        assert calls.manager.usage == 0 and calls.found(TEXT) == 96 * is_brought
+
+
+def test_what_a_connector_brings_outside_a_window_gets_no_block() -> None:
+    calls = Calls(layers=("window",) * 2, window=32)
+    request = calls.request("waiting", TEXT[:97])
+    # The step computes token 96, which reads from 65 on.
+    (ids,) = calls.manager.allocate_slots(request, 1, 0, num_external_computed_tokens=96).get_block_ids()
+    assert [block > 0 for block in ids] == [False, False, False, False, True, True, True]
+    assert calls.manager.get_blocks("waiting").get_unhashed_block_ids_all_groups() == [ids[4:]]
+    calls.close()
 
 
 def test_the_last_block_of_a_match_is_dropped_for_eagle(calls: Calls) -> None:
@@ -318,9 +346,10 @@ def test_what_the_engine_core_reads_of_the_groups() -> None:
     assert [manager.kv_cache_group_id for manager in managers] == [*range(6)]
     assert calls.manager.coordinator.get_num_blocks_to_allocate("none", 33) == 3 * 6
     assert calls.manager.take_kv_cache_block_copies() == ([], []) and calls.manager.take_boundary_state_offloads() == {}
+    assert calls.manager.finalize_partial_tail_offloads(None) == [] and not calls.manager.mamba_shared_prefix_checkpoint
     empty = calls.manager.empty_kv_cache_blocks
     assert empty.get_block_ids() == ([],) * 6 and calls.manager.truncate_computed_blocks(empty, 0) is empty
-    with pytest.raises(LogicError, match="refused at the start"):
+    with pytest.raises(LogicError, match="only KV connectors whose loads"):
         calls.manager.evict_blocks({1})
     calls.close()
 
@@ -394,7 +423,9 @@ def test_metrics_say_where_prompts_were_found_and_why_not() -> None:
 @pytest.mark.parametrize(
     ("additional", "message"),
     [
-        ({"kvcm_port": 1}, r"has \['kvcm_port'\]; ManagedScheduler knows kvcm_journal and kvcm_metrics_port"),
+        ({"kvcm_port": 1}, r"has \['kvcm_port'\]; ManagedScheduler knows kvcm_journal, kvcm_metrics_port and kvcm_eviction_policy"),
+        ({"kvcm_eviction_policy": "fifo"}, r"kvcm_eviction_policy is 'fifo'; it is one of \['learned', 'lru'\]"),
+        ({"kvcm_eviction_policy": ["lru"]}, r"kvcm_eviction_policy is \['lru'\]"),
         ({"kvcm_journal": 3}, "kvcm_journal is 3; it is the path of a file"),
         ({"kvcm_metrics_port": "9400"}, "kvcm_metrics_port is '9400', of rank 0; it is a port from 1 to 65535"),
         ({"kvcm_metrics_port": 65536}, "kvcm_metrics_port is 65536"),
@@ -408,7 +439,24 @@ def test_options_that_cannot_be_had_are_refused_by_name(additional: dict[str, An
 def test_each_rank_has_a_journal_and_a_port_of_its_own() -> None:
     parallel = SimpleNamespace(data_parallel_rank=2, data_parallel_size=4)
     options = {"kvcm_metrics_port": 9400, "kvcm_journal": "calls", "others": 1}
-    assert read_options(SimpleNamespace(additional_config=options, parallel_config=parallel)) == ("calls.2", 9402)
+    expected = ("calls.2", 9402, EvictionPolicy.LEARNED)
+    assert read_options(SimpleNamespace(additional_config=options, parallel_config=parallel)) == expected
+
+
+def test_blocks_are_evicted_by_recency_where_that_is_asked_for() -> None:
+    """A prompt comes back when others of 48 blocks have come, of which 40 fit: by recency it is gone each time."""
+    num_found = {}
+    for policy in ("lru", "learned"):
+        calls = Calls(additional={"kvcm_eviction_policy": policy})
+        num_found[policy] = 0
+        for number in range(13 * 40):
+            first = 0 if number % 13 == 0 else 1000 * number
+            request = calls.request(f"request {number}", list(range(first, first + 4 * BLOCK + 1)))
+            num_found[policy] += calls.found(list(request.all_token_ids))
+            calls.run(request)
+            calls.manager.free(request)
+        calls.close()
+    assert num_found["lru"] == 0 and num_found["learned"] > 20 * 4 * BLOCK
 
 
 def test_connectors_are_refused_by_name() -> None:
@@ -424,13 +472,13 @@ def test_connectors_are_refused_by_name() -> None:
     model = SimpleNamespace(is_encoder_decoder=False, is_diffusion=False, model="m")
     cache = SimpleNamespace(enable_prefix_caching=False)
     config = SimpleNamespace(model_config=model, cache_config=cache, parallel_config=SimpleNamespace(decode_context_parallel_size=1))
-    one = {"kv_connector": "NixlConnector"}
+    one = {"kv_connector": "LMCacheConnectorV1"}
     for name, extra, message in (
         ("OffloadingConnector", None, "the KV connector OffloadingConnector, which asks vLLM's own block pool or coordinator; supported: "
-         "no connector, or TieredConnector alone"),
-        ("MultiConnector", {"connectors": [one]}, "the KV connector NixlConnector, whose transfers were never tried with it; supported: "),
+         "none, or TieredConnector, or ExampleConnector or NixlConnector"),
+        ("MultiConnector", {"connectors": [one]}, "the KV connector LMCacheConnectorV1, whose transfers were never tried with it; supp"),
         ("MultiConnector", {}, "the KV connector MultiConnector, whose"),
-        ("MultiConnector", {"connectors": [{"kv_connector": "TieredConnector"}]}, "the KV connector TieredConnector, whose"),
+        ("MultiConnector", {"connectors": [{"kv_connector": "TieredConnector"}]}, "the KV connector MultiConnector, whose"),
         ("TieredConnector", {}, "TieredConnector without prefix caching; supported: enable_prefix_caching"),
     ):  # fmt: skip
         config.kv_transfer_config = SimpleNamespace(kv_connector=name, kv_connector_extra_config=extra)

@@ -90,6 +90,12 @@ def make_engine(model: str, options: dict[str, Any]) -> Any:
             "kv_role": "kv_both",
             "kv_connector_extra_config": {name: options[name] for name in ("host_bytes", "disk_bytes", "disk_path") if name in options},
         }
+    if "shared_storage_path" in options:
+        keywords["kv_transfer_config"] = {
+            "kv_connector": "ExampleConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {"shared_storage_path": options["shared_storage_path"]},
+        }
     if options.get("scopes") == "adapters":
         keywords |= {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
     if options.get("events"):
