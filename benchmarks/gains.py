@@ -1,6 +1,6 @@
 """`make gains`: vLLM's own scheduler with its cache manager and with this library's, on the same requests; writes docs/gains.md.
 
-    python -P benchmarks/gains.py [--only chat] [--requests 300] [--models gemma] [--output docs/gains.md]
+    python -P benchmarks/gains.py [--loads chat] [--requests 300] [--models gemma] [--engines ours] [--add]
 
 No model and no card: vLLM's real scheduler (`tests/integrations/vllm_scheduling.py`) gets requests at the times of a trace, and a clock
 that a step-time model moves. Each run is a process. Scheduler time is measured; all else follows from what the schedulers decide.
@@ -28,7 +28,8 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 FOLDER: Final = Path(os.environ.get("KV_CACHE_MANAGER_V2_TRACES") or ROOT.parent / "shared" / "traces")
 TRACE_BLOCK: Final = 512
 FORK: Final = multiprocessing.get_context("fork")
-ENGINES: Final = ("stock", "ours")
+ENGINES: Final = ("stock", "ours", "lru")
+"""vLLM's cache manager, and this library with its default policy and with vLLM's."""
 BUSY: Final = 0.6
 
 
@@ -110,10 +111,11 @@ MODELS: Final = {
 
 A_STEP: Final = Card("a step a second", 0, math.inf, math.inf, 1.0)
 TINY: Final = {
-    f"tiny-{blocks}": Model(
-        f"{blocks} blocks", ("window",) * 5 + ("full",), 64, 512, 3, 0, 1, 1, A_STEP,
-        max_length=640, block_size=32, blocks=blocks, step_tokens=512, max_running=16,
+    f"tiny-{blocks}{suffix}": Model(
+        f"{blocks} blocks{label}", ("window",) * 5 + ("full",), 64, 512, 3, 0, 1, 1, A_STEP,
+        max_length=640, block_size=32, blocks=blocks, step_tokens=step_tokens, max_running=16,
     )
+    for step_tokens, suffix, label in ((512, "", ""), (64, "-small-steps", ", 64 tokens a step"))
     for blocks in (400, 200, 150, 100)
 }  # fmt: skip
 
@@ -324,9 +326,10 @@ def run_one(model_name: str, load: str, engine_name: str, is_async: bool, limit:
         layers=model.layers, window=max(model.window, 1), block_size=model.block_size, num_blocks=model.num_blocks(),
         max_model_len=model.max_length, max_step_tokens=model.step_tokens, max_num_seqs=model.max_running, is_async=is_async,
         element_bytes=1, policy="priority" if load == PRIORITIES else "fcfs",
+        additional={"kvcm_eviction_policy": "lru"} if engine_name == "lru" else {},
     )  # fmt: skip
     begin = time.perf_counter()
-    engine = make_scheduler(shape, engine_name)
+    engine = make_scheduler(shape, "stock" if engine_name == "stock" else "ours")
     started = time.perf_counter() - begin
     result = Served(engine, model.step_seconds).run(loads_of(load, model, limit))
     return result | {"start_seconds": round(started, 2), "seconds": round(time.perf_counter() - begin, 1)}
@@ -359,14 +362,14 @@ METRICS: Final = [
     ("tokens_a_second", "tokens a second", 0, True), ("scheduler_us", "scheduler, us a step", 0, False),
 ]  # fmt: skip
 """Key, title, digits, and whether more is better."""
-NAMES: Final = {"stock": "vLLM", "ours": "this library"}
+NAMES: Final = {"stock": "vLLM", "ours": "this library", "lru": "by recency"}
 Runs = dict[tuple[str, str, str], dict[str, Any]]
 
 
 def table(runs: Runs, names: list[tuple[str, str]], models: dict[str, Model], first: str) -> str:
     lines = [f"| {first} | |" + "".join(f" {title} |" for _, title, _, _ in METRICS), "| --- | --- |" + " ---: |" * len(METRICS)]
     for model, load in names:
-        for engine in ENGINES:
+        for engine in [one for one in ENGINES if (model, load, one) in runs]:
             run = runs[model, load, engine]
             label = models[model].name if engine == "stock" else ""
             if "refused" in run:
@@ -376,17 +379,18 @@ def table(runs: Runs, names: list[tuple[str, str]], models: dict[str, Model], fi
     return "\n".join(lines)
 
 
-def list_losses(runs: Runs, names: list[tuple[str, str]], models: dict[str, Model]) -> str:
-    """What is worse by more than a hundredth."""
+def list_losses(runs: Runs, names: list[tuple[str, str]], models: dict[str, Model], other_engine: str) -> str:
+    """What is worse by more than a hundredth than with another engine; of scheduler time that is chance between our own two."""
     lines = []
     for model, load in names:
-        stock, ours = (runs[model, load, engine] for engine in ENGINES)
-        if "refused" in ours:
+        stock, ours = runs.get((model, load, other_engine)), runs[model, load, "ours"]
+        if stock is None or "refused" in ours:
             continue
-        for key, title, digits, is_more_better in METRICS:
+        for key, title, digits, is_more_better in METRICS[: len(METRICS) - (other_engine != "stock")]:
             mine, other = (ours[key], stock[key]) if is_more_better else (stock[key], ours[key])
             if key != "running" and mine < other * 0.99:
-                lines.append(f"- {models[model].name}, {load}: {title} {ours[key]:,.{digits}f}, vLLM {stock[key]:,.{digits}f}")
+                shown = f"{title} {ours[key]:,.{digits}f}, {NAMES[other_engine]} {stock[key]:,.{digits}f}"
+                lines.append(f"- {models[model].name}, {load}: {shown}")
     return "\n".join(lines) or "None."
 
 
@@ -402,7 +406,7 @@ def write_page(runs: Runs, is_async: bool, limit: int | None, missing: list[str]
 
     from kv_cache_manager_v2 import is_compiled
 
-    large = [name for name in dict.fromkeys((model, load) for model, load, _ in runs) if name[0] in MODELS]
+    large = [(model, load) for model in MODELS for load in LOADS if (model, load, "ours") in runs]
     sections = []
     for load in LOADS:
         names = [name for name in large if name[1] == load]
@@ -427,7 +431,8 @@ def write_page(runs: Runs, is_async: bool, limit: int | None, missing: list[str]
         settings="\n".join(settings),
         tables="\n".join(sections),
         tiny=table(runs, tiny, TINY, "memory"),
-        losses=list_losses(runs, large + tiny, MODELS | TINY),
+        losses=list_losses(runs, large + tiny, MODELS | TINY, "stock"),
+        recency=list_losses(runs, large + tiny, MODELS | TINY, "lru"),
     )
 
 
@@ -437,6 +442,8 @@ def main() -> None:
     parser.add_argument("--synchronous", action="store_true", help="one batch in flight")
     parser.add_argument("--models", nargs="*", choices=[*MODELS, *TINY], default=[*MODELS, *TINY])
     parser.add_argument("--loads", nargs="*", choices=list(LOADS), default=list(LOADS))
+    parser.add_argument("--engines", nargs="*", choices=ENGINES, default=list(ENGINES))
+    parser.add_argument("--add", action="store_true", help="keep the other rows of the last run, which are in build/gains.json")
     parser.add_argument("--requests", type=int, default=None, help="fewer requests of each load")
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "gains.md")
     options = parser.parse_args()
@@ -459,13 +466,16 @@ def main() -> None:
         else:
             loads.append(load)
     runs: Runs = {}
+    kept = ROOT / "build" / "gains.json"
+    if options.add:
+        runs = {(model, load, engine): run for model, load, engine, run in json.loads(kept.read_text(encoding="utf-8"))}
+    kept.parent.mkdir(exist_ok=True)
     for model in options.models:
         for load in ["forty"] if model in TINY else loads:
-            for engine in ENGINES:
+            for engine in options.engines:
                 runs[model, load, engine] = run = run_apart(model, load, engine, is_async, options.requests)
                 print(f"{model}, {load}, {engine}: {json.dumps(run)}", flush=True)
-    (ROOT / "build").mkdir(exist_ok=True)
-    (ROOT / "build" / "gains.json").write_text(json.dumps([[*name, run] for name, run in runs.items()], indent=1), encoding="utf-8")
+                kept.write_text(json.dumps([[*name, run] for name, run in runs.items()], indent=1), encoding="utf-8")
     options.output.write_text(write_page(runs, is_async, options.requests, missing), encoding="utf-8")
     print(f"wrote {options.output} and build/gains.json")
 

@@ -50,14 +50,15 @@ def test_a_seed_is_the_same_history_again(engine: str) -> None:
 
 
 @pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("num_step_tokens", [512, 64])
 @pytest.mark.parametrize("num_blocks", [400, 200, 150, 100])
-def test_a_small_memory_is_shared_as_well_as_by_vllm(num_blocks: int, is_async: bool) -> None:
+def test_a_small_memory_is_shared_as_well_as_by_vllm(num_blocks: int, num_step_tokens: int, is_async: bool) -> None:
     """Forty requests, one in two steps, on a small Gemma: at most 3 % more steps than stock, as many cached tokens, each answer right."""
     draw = random.Random(7)
     common, *documents = ([draw.randrange(VOCABULARY) for _ in range(count)] for count in (200, *[150] * 10))
     prompts = [common + documents[number // 4] + [draw.randrange(VOCABULARY) for _ in range(9 + number)] for number in range(40)]
     asked = [Asked(f"request-{number}", 2 * number, prompt, 24, None, None, 0, 0, None) for number, prompt in enumerate(prompts)]
-    shape = Shape(GEMMA, 64, 32, num_blocks, max_model_len=640, max_step_tokens=512, is_async=is_async)
+    shape = Shape(GEMMA, 64, 32, num_blocks, max_model_len=640, max_step_tokens=num_step_tokens, is_async=is_async)
     histories = {}
     for engine in ("stock", "ours"):
         histories[engine] = History(make_scheduler(shape, engine), asked, random.Random(0), f"{engine}, {shape}", Canary())
