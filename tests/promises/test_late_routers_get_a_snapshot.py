@@ -142,10 +142,6 @@ def test_misuse_is_a_clear_error(place: dict[str, str]) -> None:
         for wrong in (0, -1.0, float("nan"), float("inf"), 1e9):
             with pytest.raises(ValueError, match="heartbeat_seconds"):
                 publish(manager.event_manager, place, heartbeat_seconds=wrong)
-        with pytest.raises(TypeError, match="heartbeat_seconds"):
-            publish(manager.event_manager, place, heartbeat_seconds="often")
-        with pytest.raises(TypeError, match="endpoint"):
-            publish(manager.event_manager, {**place, "snapshot_endpoint": 5})  # type: ignore[dict-item]
         with engine() as other, publish(other.event_manager, {"endpoint": "tcp://127.0.0.1:*"}) as publisher:
             taken = publisher.endpoint.replace("127.0.0.1", "*")
             with pytest.raises(zmq.ZMQError):

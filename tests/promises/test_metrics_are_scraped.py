@@ -4,9 +4,7 @@ import errno
 import json
 import logging
 import re
-import time
 from pathlib import Path
-from typing import Any
 
 import kv_cache_manager_v2
 import pytest
@@ -223,9 +221,6 @@ def test_exporters_that_could_not_be_told_apart_are_refused():
         for name, wrong in (("tier", "label of"), ("le", "label of"), ("no-dash", "no label name"), ("__x", "no label name"), ("", "no")):
             with pytest.raises(ValueError, match=wrong):
                 PrometheusExporter(second, registry=registry, labels={name: "0"})
-        untyped: Any = time.monotonic
-        with pytest.raises(TypeError):
-            PrometheusExporter(second, registry=registry, labels={"rank": "1"}, clock=untyped)
         assert scrape(registry) == text
         exporter.close()
     assert scrape(registry) == ""
@@ -328,12 +323,6 @@ def test_events_are_counted_by_type():
         counts = {kind: value_of(scrape(registry), f'kvcm_events_published_total{{type="{kind}"}}') for kind in events.num_published}
         assert counts == events.num_published == {"created": 1, "stored": 1, "removed": 1, "updated": 0}
         exporter.close()
-
-
-def test_a_clock_is_a_clock():
-    untyped: Any = time.monotonic
-    with manager_of() as manager, pytest.raises(TypeError):
-        manager.record_block_times(untyped)
 
 
 def test_the_dashboard_shows_all_that_there_is():

@@ -205,8 +205,6 @@ def test_wrong_arguments() -> None:
         TokenRangeRetention(0, 4, 101)
     with pytest.raises(ValueError, match="end is 4; it must be over begin, which is 4"):
         TokenRangeRetention(4, 4, 50)
-    with pytest.raises(TypeError):
-        RetentionConfig([3])  # type: ignore[list-item]
     with manager_of(8) as manager:
         with pytest.raises(ValueError, match="priority is -1"):
             manager.retain([1], priority=-1)
@@ -216,8 +214,6 @@ def test_wrong_arguments() -> None:
             manager.retain([1], duration_seconds=-inf)
         with pytest.raises(ValueError, match="duration_seconds is nan"):
             manager.retain([1], duration_seconds=nan)
-        with pytest.raises(TypeError):
-            manager.create_kv_cache(retention=5)  # type: ignore[arg-type]
         assert manager.retain([1, 2], ReuseScope(3)) == HintResult(0, 0, 2)
 
 

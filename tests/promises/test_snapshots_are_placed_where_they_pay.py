@@ -194,12 +194,10 @@ def test_a_journal_of_it_runs_again(tmp_path: Path) -> None:
     assert result.num_digests > 0
 
 
-@pytest.mark.parametrize(
-    ("value", "error"), [("often", ValueError), ("", ValueError), (3, TypeError), (None, TypeError), (True, TypeError)]
-)
-def test_another_placement_is_an_error_that_names_it(value: object, error: type[Exception]) -> None:
-    with pytest.raises(error, match="SnapshotPolicy.placement"):
-        SnapshotPolicy(placement=value)  # type: ignore[arg-type]
+@pytest.mark.parametrize("value", ["often", ""])
+def test_another_placement_is_an_error_that_names_it(value: str) -> None:
+    with pytest.raises(ValueError, match="SnapshotPolicy.placement"):
+        SnapshotPolicy(placement=value)
 
 
 def test_the_words_are_in_the_message() -> None:

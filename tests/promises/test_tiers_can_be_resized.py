@@ -225,8 +225,6 @@ def test_wrong_arguments() -> None:
             manager.resize(1, 64)
         with pytest.raises(ValueError, match="63 bytes, but at least 64 are needed: 1 slot of 64 bytes, one slot for each"):
             manager.resize(0, 63)
-        with pytest.raises(TypeError):
-            manager.resize(0, 640, best_efforts=1)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="time goes forward"):
             manager.advance_clock(-1)
     with pytest.raises(LogicError):

@@ -1,4 +1,7 @@
-"""Configurations check themselves: what is refused, what is kept, and that they cannot be changed afterwards."""
+"""Configurations check themselves: what is refused, what is kept, and that they cannot be changed afterwards.
+
+What is of a wrong type: `tests/promises/test_wrong_arguments_are_named.py`.
+"""
 
 import copy
 import dataclasses
@@ -145,45 +148,6 @@ def test_expansion_counts_kernel_blocks() -> None:
 )
 def test_bad_values_are_value_errors(make: Any) -> None:
     with pytest.raises(ValueError):
-        make()
-
-
-def _any(value: object) -> Any:
-    """Past the type checker, as a user without one would do."""
-    return value
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: BufferConfig(_any(3), 64),
-        lambda: BufferConfig("key", _any(64.0)),
-        lambda: BufferConfig("key", _any("64")),
-        lambda: AttentionLayerConfig(LayerId(0), _any(5)),
-        lambda: AttentionLayerConfig(LayerId(0), _any("key")),
-        lambda: AttentionLayerConfig(LayerId(0), _any([("key", 64)])),
-        lambda: AttentionLayerConfig(_any("0"), BUFFERS),
-        lambda: AttentionLayerConfig(LayerId(0), BUFFERS, _any(1.5)),
-        lambda: GpuCacheTierConfig(_any(1e9)),
-        lambda: DiskCacheTierConfig(1, _any(7)),
-        lambda: KVCacheDesc(_any(1.0), 0),
-        lambda: BatchDesc(_any([(4, 0)])),
-        lambda: config(tokens_per_block=8.0),
-        lambda: config(layers=[GPU]),
-        lambda: config(layers=LAYER),
-        lambda: config(cache_tiers=[1 << 20]),
-        lambda: config(constraints=[KVCacheDesc(1, 0)]),
-        lambda: config(typical_step=KVCacheDesc(1, 0)),
-        lambda: config(initial_pool_ratio=["1"]),
-        lambda: config(max_sequence_length=1024.0),
-        lambda: config(swa_scratch_reuse=True),
-        lambda: config(max_util_for_resume="1"),
-        lambda: config(enable_partial_reuse=1),
-        lambda: config(allow_seq_rebasing=0),
-    ],
-)
-def test_wrong_types_are_type_errors(make: Any) -> None:
-    with pytest.raises(TypeError):
         make()
 
 
