@@ -45,6 +45,13 @@ class EvictionQueue(VictimQueue):
 
     def push_first(self, page: i64) -> None:
         """At the LRU end of its priority: the next victim."""
+        self._link_first(page)
+
+    def push_run_first(self, pages: vec[i64], count: i64) -> None:
+        for position in range(count):
+            self._link_first(pages[position])
+
+    def _link_first(self, page: i64) -> None:
         words = self._rows.words
         sentinel = self._sentinel_of(page)
         links = words[sentinel * ROW_WORDS + LINKS]
@@ -96,8 +103,12 @@ class EvictionQueue(VictimQueue):
         self.num_pages += count
 
     def hold_run(self, pages: vec[i64], count: i64) -> None:
-        unlink_run(self._rows.words, pages, 0, count, NO_ENDS)
-        self.num_pages -= count
+        self._unlink(pages, 0, count)
+
+    def _unlink(self, pages: vec[i64], begin: i64, end: i64) -> None:
+        """``pages[begin:end]``, which no segment counts, leave the queue."""
+        unlink_run(self._rows.words, pages, begin, end, NO_ENDS)
+        self.num_pages -= end - begin
 
     def evict_run(self, pages: vec[i64], count: i64) -> None:
         self.hold_run(pages, count)

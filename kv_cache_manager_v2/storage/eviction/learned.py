@@ -80,8 +80,10 @@ class LearnedQueue(RequestRuns):
         self._see(pages, count)
         mates = self.records.block_mates
         if mates is not None:
-            pages = self._take_mates_along(mates, pages, count)
-            count = len(pages)
+            together = self._take_mates_along(mates, pages, count)
+            if len(together) > 0:
+                pages = together
+                count = len(together)
         self.records.note_pushed(count)
         self._split_run(pages, count)
 
@@ -89,13 +91,15 @@ class LearnedQueue(RequestRuns):
         """Pages that no request has used since they left a queue go back to where they were; the others are the first of ``pages`` then:
         how many."""
         num_used: i64 = 0
+        notes = self._notes.notes
         begin: i64 = 0
         while begin < count:
             page = pages[begin]
+            note = i64(notes[page])
             end = begin + 1
-            if self._notes.get(page) & STATUS_MASK == MOVING:
+            if note & STATUS_MASK == MOVING:
                 end = self._arrive(pages, begin, count)
-            elif self.stands_first(page):
+            elif note & (FIRST_BIT | STATUS_MASK) == FIRST_BIT | IN_USE:
                 self.push_first(page)
             else:
                 pages[num_used] = page
@@ -104,23 +108,27 @@ class LearnedQueue(RequestRuns):
         return num_used
 
     def _take_mates_along(self, mates: BlockMates, pages: vec[i64], count: i64) -> vec[i64]:
-        """The pages, behind each leading one what is queued of its block.
+        """The pages, behind each leading one what is queued of its block; empty where nothing is.
 
         What is taken along leaves its segment, and becomes of the leading page's class, so it shares its segment.
         """
         run = vec[i64]()
-        notes = self._notes
+        rows = self._rows
+        notes = self._notes.notes
         for position in range(count):
             page = pages[position]
-            run = append(run, page)
-            first_page = mates.first_page(page)
+            if len(run) > 0:
+                run = append(run, page)
+            first_page = rows.first_page_of_blocks + rows.block_number(page) * rows.num_life_cycles
             if page != first_page + mates.leading:
                 continue
             for life_cycle in mates.others:
-                note = notes.get(first_page + life_cycle)
+                note = i64(notes[first_page + life_cycle])
                 if note & STATUS_MASK == IN_SEGMENT and self._table.queue_of(segment_of_note(note)) == self._number:
+                    if len(run) == 0:
+                        run = pages[: position + 1]
                     self.remove(first_page + life_cycle)
-                    notes.set(first_page + life_cycle, notes.get(page))
+                    notes[first_page + life_cycle] = notes[page]
                     run = append(run, first_page + life_cycle)
         return run
 
@@ -135,9 +143,15 @@ class LearnedQueue(RequestRuns):
         self._put_in(segment, page)
 
     def push_first(self, page: i64) -> None:
-        note = self._notes.get(page)
-        self._notes.set(page, in_use(uses_of_note(note) if note != UNKNOWN else 1, 0, False) | FIRST_BIT)
-        super().push_first(page)
+        self.push_run_first(self._alone(page), 1)
+
+    def push_run_first(self, pages: vec[i64], count: i64) -> None:
+        notes = self._notes.notes
+        for position in range(count):
+            note = i64(notes[pages[position]])
+            entry: int = in_use(uses_of_note(note) if note != UNKNOWN else 1, 0, False) | FIRST_BIT
+            notes[pages[position]] = entry
+        super().push_run_first(pages, count)
 
     # -- going --------------------------------------------------------------------------------------------------------
 
@@ -230,19 +244,22 @@ class LearnedQueue(RequestRuns):
         begin: i64 = 0
         while begin < count:
             note = i64(notes[pages[begin]])
-            if note & STATUS_MASK != IN_SEGMENT:
-                self._leave(pages[begin])
-                notes[pages[begin]] = UNKNOWN
-                begin += 1
-                continue
-            segment = segment_of_note(note)
-            end = self._notes.change_run(in_segment(segment, 0), in_segment(segment, 0), pages, begin, count)
-            self.remove_run(segment, pages, begin, end)
+            segment: i64 = NO_SEGMENT
+            end = begin + 1
+            if note & STATUS_MASK == IN_SEGMENT:
+                segment = segment_of_note(note)
+                end = self._notes.change_run(in_segment(segment, 0), in_segment(segment, 0), pages, begin, count)
+                self.remove_run(segment, pages, begin, end)
+            else:
+                while end < count and self.stands_first(pages[end]):
+                    end += 1
+                self._unlink(pages, begin, end)
             for position in range(begin, end):
                 notes[pages[position]] = UNKNOWN
-            key = self._keys.content_key(pages[begin])
-            top_key = key if end - begin == 1 else self._keys.content_key(pages[end - 1])
-            self.records.add_ghosts(segment, key, top_key, end - begin)
+            if segment != NO_SEGMENT:
+                key = self._keys.content_key(pages[begin])
+                top_key = key if end - begin == 1 else self._keys.content_key(pages[end - 1])
+                self.records.add_ghosts(segment, key, top_key, end - begin)
             begin = end
 
     def take_victim(self, page: i64) -> None:

@@ -26,13 +26,10 @@ def make_queue(
     """``first_sentinel``: of NUM_SENTINELS rows. ``records``: of the pool group, for the queues of its
     levels in their order, whatever their policies; None for a queue alone.
     """
-    queue: VictimQueue
-    if policy is EvictionPolicy.LRU:
-        queue = EvictionQueue(rows, first_sentinel)
-    else:
-        assert policy is EvictionPolicy.LEARNED, f"no queue for {policy}"
+    queue: VictimQueue = EvictionQueue(rows, first_sentinel)
+    if policy is EvictionPolicy.LEARNED:
         queue = LearnedQueue(rows, first_sentinel, keys, SegmentRecords(Learning(), 1) if records is None else records)
-    if records is not None and policy is not EvictionPolicy.LEARNED:
+    elif records is not None:
         records.add_level(None)
     queue.set_capacity(num_slots)
     return queue

@@ -89,8 +89,7 @@ class RecencyShadow:
         self._earn(0)
         # What was pushed so far stays counted, as far as it did: who shrinks and grows again may owe a little less.
         self._most_debt = num_slots * _MOST_DEBT
-        if self._debt_allowed > self._most_debt:
-            self._debt_allowed = self._most_debt
+        self._debt_allowed = min(self._debt_allowed, self._most_debt)
 
     def save_account(self) -> tuple[int, int]:
         """For `load_account`: the credit, and the debt that is allowed."""
@@ -120,17 +119,12 @@ class RecencyShadow:
         if self._credit > 0:
             self._credit -= self._credit >> _FADE_SHIFT
         self._earn(num_pushed * _SAVED)
-        self._allow_debt(num_pushed * _DEBT)
+        self._debt_allowed = min(self._debt_allowed + num_pushed * _DEBT, self._most_debt)
         if self.is_barred and self._credit * 4 >= -3 * self._debt_allowed:
             self.is_barred = False
 
     def _earn(self, credit: i64) -> None:
-        credit += self._credit
-        self._credit = credit if credit < self._most_credit else self._most_credit
-
-    def _allow_debt(self, debt: i64) -> None:
-        debt += self._debt_allowed
-        self._debt_allowed = debt if debt < self._most_debt else self._most_debt
+        self._credit = min(self._credit + credit, self._most_credit)
 
     def note_come(self, stamp: i64, count: i64 = 1) -> None:
         """So many pages are counted to that part, without a push."""
@@ -165,7 +159,7 @@ class RecencyShadow:
             at = stamp & (NUM_PARTS - 1)
             # What was dropped and came back in between is known by one of its stamps only.
             gone = i64(self._gone[at])
-            back = count if count < gone else gone
+            back = min(count, gone)
             entry: int = gone - back
             self._gone[at] = entry
             self.num_at_risk -= back

@@ -13,13 +13,13 @@ from typing import Final
 from librt.vecs import vec
 from mypy_extensions import i32, i64, mypyc_attr
 
-from ..page_rows import PLACE, ROW_WORDS, PageRows, priority_of_place
+from ..page_rows import NO_PAGE, ONE_HOLD, PLACE, ROW_WORDS, PageRows, priority_of_place
 from ..victim_queue import NUM_PRIORITIES, ContentKeys
 from .hazard_model import NUM_BUCKETS
 from .page_notes import AGE_MASK, AGE_SHIFT, BRANCH_BIT, UNKNOWN, in_segment, in_use, uses_of_note
 from .request_facts import NO_REQUEST
 from .segment_records import SegmentRecords
-from .segment_table import BOTTOM, MOST_PARTS, NO_SEGMENT, SEGMENT_WORDS, STAMP, STAMP_SHIFT, STATE, TRAITS_MASK
+from .segment_table import BOTTOM, COUNTS, HIGH_SHIFT, MOST_PARTS, NO_SEGMENT, SEGMENT_WORDS, STAMP, STAMP_SHIFT, STATE, TRAITS_MASK
 from .segment_traits import (
     AGE_SHIFT as AGE_TRAIT,
     BRANCHED_PATH,
@@ -128,9 +128,7 @@ class RequestRuns(ValueLines):
             page = pages[position]
             position += 1
             num_returned += 1
-            uses = uses_of_note(i64(notes[page])) + 1
-            if uses > MOST_USES:
-                uses = MOST_USES
+            uses = min(uses_of_note(i64(notes[page])) + 1, MOST_USES)
             entry: int = in_use(uses, self._returned_bucket + 1, num_left + end - position > pages_beside * num_returned)
             notes[page] = entry
         self._num_returned = num_returned
@@ -152,7 +150,7 @@ class RequestRuns(ValueLines):
             if segment == NO_SEGMENT:
                 num_unknown += 1
                 continue
-            num_back = records.num_ghosts_of(segment)
+            num_back = records.table.words[segment * SEGMENT_WORDS + COUNTS] >> HIGH_SHIFT
             is_branch = False
             if num_back > position + 1:
                 num_back = position + 1
@@ -163,11 +161,9 @@ class RequestRuns(ValueLines):
                     # The path leaves that of the ghosts somewhere among them.
                     num_back = (num_back + 1) >> 1
                     is_branch = True
-            uses = least_uses(records.table.words[segment * SEGMENT_WORDS + STATE]) + 1
+            uses = min(least_uses(records.table.words[segment * SEGMENT_WORDS + STATE]) + 1, MOST_USES)
             bucket = records.learn_return(segment, num_back)
             records.take_ghosts(segment)
-            if uses > MOST_USES:
-                uses = MOST_USES
             entry: int = in_use(uses, bucket + 1, is_branch)
             # What is above on the path was there as well, since no ghost of it is known.
             upper = position + num_unknown
@@ -220,18 +216,44 @@ class RequestRuns(ValueLines):
     def _split_run(self, pages: vec[i64], count: i64) -> None:
         """Into segments: consecutive pages of one class and priority share one."""
         self._num_parts = 0
+        rows = self._rows
+        words = rows.words
         notes = self._notes.notes
-        words = self._rows.words
+        request = self.records.request
+        has_kinds = len(request.kinds) > 0
+        mates = self.records.block_mates
+        first_leading: i64 = NO_PAGE if mates is None else rows.first_page_of_blocks + mates.leading
         segment: i64 = NO_SEGMENT
         segment_class: i64 = _NO_CLASS
         priority: i64 = 0
+        note_before: i64 = _NO_CLASS
+        class_of_note: i64 = 0
+        uses: i64 = 1
         begin: i64 = 0
         for position in range(count):
             page = pages[position]
-            note = i64(notes[page])
-            first_block = self._num_blocks
-            page_class = self._class_of(page, note)
             page_priority = priority_of_place(words[page * ROW_WORDS + PLACE])
+            note = i64(notes[page])
+            if note != note_before:
+                note_before = note
+                uses = 1 if note == UNKNOWN else uses_of_note(note)
+                class_of_note = ((note >> AGE_SHIFT) & AGE_MASK) << AGE_TRAIT | level_of_uses(uses) | request.continues << CONTINUES_SHIFT
+            first_block = self._num_blocks
+            block = rows.block_number(page)
+            if block != self._block_before:
+                self._block_before = block
+                self._num_blocks += 1
+            page_class = class_of_note
+            if block == self._last_block:
+                page_class |= 1 << LAST_SHIFT
+            if self._num_blocks <= request.num_generated_blocks:
+                page_class |= 1 << TEXT_SHIFT
+            if has_kinds:
+                page_class |= request.kind_at(self._num_blocks - 1) << KIND_SHIFT
+            # What `BlockMates.waits` says, without calls for each page.
+            leading = first_leading + block * rows.num_life_cycles
+            if first_leading != NO_PAGE and page != leading and words[leading * ROW_WORDS + PLACE] >= ONE_HOLD:
+                page_class |= WAITING << PATH_SHIFT
             if page_class != segment_class or page_priority != priority:
                 if begin < position:
                     self.add(segment, pages, begin, position)
@@ -239,32 +261,9 @@ class RequestRuns(ValueLines):
                 segment_class = page_class
                 priority = page_priority
                 segment = self._find_segment(page_class, priority, first_block)
-            uses = uses_of_note(note)
-            if uses == 0:
-                uses = 1
             notes[page] = i32(in_segment(segment, uses))
         if begin < count:
             self.add(segment, pages, begin, count)
-
-    def _class_of(self, page: i64, note: i64) -> i64:
-        """Traits of its own, of the next page of the run."""
-        block = self._rows.block_number(page)
-        if block != self._block_before:
-            self._block_before = block
-            self._num_blocks += 1
-        request = self.records.request
-        page_class = (((note >> AGE_SHIFT) & AGE_MASK) << AGE_TRAIT) | (request.continues << CONTINUES_SHIFT)
-        if note != UNKNOWN:
-            page_class |= level_of_uses(uses_of_note(note))
-        if block == self._last_block:
-            page_class |= 1 << LAST_SHIFT
-        if self._num_blocks <= request.num_generated_blocks:
-            page_class |= 1 << TEXT_SHIFT
-        page_class |= request.kind_at(self._num_blocks - 1) << KIND_SHIFT
-        mates = self.records.block_mates
-        if mates is not None and mates.waits(page):
-            page_class |= WAITING << PATH_SHIFT
-        return page_class
 
     def _find_segment(self, segment_class: i64, priority: i64, first_block: i64) -> i64:
         """Where pages of that class go that are pushed now: to those before them, or into a segment of their own."""

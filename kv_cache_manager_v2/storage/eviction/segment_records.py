@@ -159,9 +159,7 @@ class SegmentRecords:
         self._most_segments = _count_segments(total)
         self._reserve_segments(total)
         self.shadow.set_capacity(total)
-        length = total // _PARTS_PER_CACHE
-        if length < 1:
-            length = 1
+        length = max(total // _PARTS_PER_CACHE, 1)
         if length != self._part_length:
             self._part_length = length
             self._restart_parts()
@@ -352,9 +350,7 @@ class SegmentRecords:
                 segment = following
                 num_left -= 1
             edge -= 1
-        num_left = _NUM_REFRESHED
-        while num_left > 0:
-            num_left -= 1
+        for _ in range(_NUM_REFRESHED):
             segment = table.next_one(True)
             if segment != NO_SEGMENT:
                 self.renew_value(segment)
@@ -390,9 +386,6 @@ class SegmentRecords:
         while table.num_ghosts > self._most_ghosts:
             if not self._forget_one():
                 return
-
-    def num_ghosts_of(self, segment: i64) -> i64:
-        return self.table.words[segment * SEGMENT_WORDS + COUNTS] >> HIGH_SHIFT
 
     def learn_return(self, segment: i64, count: i64) -> i64:
         """So much of its content comes back; the bucket of its age."""
@@ -444,5 +437,4 @@ class SegmentRecords:
 
 def _count_segments(num_slots: i64) -> i64:
     """That there may be for so many slots."""
-    most = num_slots * 7 // 16 + SPARE_SEGMENTS
-    return most if most < MOST_SEGMENTS else MOST_SEGMENTS
+    return min(num_slots * 7 // 16 + SPARE_SEGMENTS, MOST_SEGMENTS)

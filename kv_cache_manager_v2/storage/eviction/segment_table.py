@@ -252,9 +252,7 @@ class SegmentTable:
             return oldest
         best = oldest
         segment: i64 = self._looked[queue]
-        num_left: i64 = _MOST_COMPARED
-        while num_left > 0:
-            num_left -= 1
+        for _ in range(_MOST_COMPARED):
             if segment == NO_SEGMENT or words[segment * SEGMENT_WORDS + STAMP] >= limit:
                 segment = oldest
             if words[segment * SEGMENT_WORDS + KEY] < words[best * SEGMENT_WORDS + KEY] and self._has_pages(segment, queue):
@@ -283,17 +281,6 @@ class SegmentTable:
         at = segment * SEGMENT_WORDS
         state = words[at + STATE]
         return words[at + COUNTS] & LOW > 0 and queue_of_state(state) == queue and not waits(state)
-
-    # -- for checks ---------------------------------------------------------------------------------------------------
-
-    def collect(self) -> list[int]:
-        """All segments, the oldest first."""
-        segments: list[int] = []
-        segment = self.newer(NO_SEGMENT)
-        while segment != NO_SEGMENT:
-            segments.append(segment)
-            segment = self.newer(segment)
-        return segments
 
 
 def bucket_of_state(state: i64) -> i64:

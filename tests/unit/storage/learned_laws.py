@@ -10,6 +10,7 @@ from kv_cache_manager_v2.storage.eviction.segment_table import (
     HIGH_SHIFT,
     KEY,
     LOW,
+    NO_SEGMENT,
     PLACE,
     PRIORITY_SHIFT,
     SEGMENT_WORDS,
@@ -22,6 +23,16 @@ from kv_cache_manager_v2.storage.page_rows import PageRows
 from kv_cache_manager_v2.storage.victim_queue import NUM_PRIORITIES
 
 
+def collect_segments(table: SegmentTable) -> list[int]:
+    """All segments, the oldest first."""
+    segments: list[int] = []
+    segment = table.newer(NO_SEGMENT)
+    while segment != NO_SEGMENT:
+        segments.append(int(segment))
+        segment = table.newer(segment)
+    return segments
+
+
 def check_records(records: SegmentRecords, rows: PageRows) -> None:
     records.check_count()
     table = records.table
@@ -29,7 +40,7 @@ def check_records(records: SegmentRecords, rows: PageRows) -> None:
     num_ghosts = 0
     stamp = -1
     num_queued = 0
-    for segment in table.collect():
+    for segment in collect_segments(table):
         at = segment * SEGMENT_WORDS
         assert words[at + STAMP] >= stamp, "segments are not in the order of their age"
         stamp = int(words[at + STAMP])

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 from librt.vecs import vec
 from mypy_extensions import i64
-from unit.storage.learned_laws import check_records
+from unit.storage.learned_laws import check_records, collect_segments
 
 from kv_cache_manager_v2 import EvictionPolicy
 from kv_cache_manager_v2.storage.eviction.learned import LearnedQueue
@@ -74,7 +74,7 @@ class Level:
         """The number of pages and the traits of each segment that has some, by age."""
         words = self.records.table.words
         found: list[tuple[int, int]] = []
-        for segment in self.records.table.collect():
+        for segment in collect_segments(self.records.table):
             counts = words[segment * SEGMENT_WORDS + COUNTS] & LOW
             if counts > 0:
                 found.append((int(counts), int(words[segment * SEGMENT_WORDS + STATE] & TRAITS_MASK)))
@@ -256,7 +256,7 @@ def test_a_page_that_goes_after_one_of_another_level_has_its_line_or_the_next(li
     gpu.push([page])
     host.push([below])
     words = records.table.words
-    segment, segment_below = records.table.collect()
+    segment, segment_below = collect_segments(records.table)
     gpu.lines.move(segment, (35 << PRIORITY_SHIFT) | 100, False)
     host.lines.move(segment_below, (35 << PRIORITY_SHIFT) | line, False)
     lines = []
