@@ -429,8 +429,8 @@ class KVCache(Handle):
     ) -> None:
         """The tokens are final, and all writes of theirs are enqueued on the sequence's stream.
 
-        Blocks that become full are published at once. If another sequence has published the same block already, ours is given
-        up in favour of theirs: base page indices may change, unless the manager is configured with ``allow_seq_rebasing=False``.
+        Blocks that become full are published at once. If another sequence has published the same block already, one page of the two
+        stays, mostly theirs: base page indices may change, unless the manager is configured with ``allow_seq_rebasing=False``.
         History moves up to the committed count by itself.
         `ValueError` if there is no capacity for them, a token is out of range, or a fork has committed other tokens for a block
         that both have; `LogicError` unless ACTIVE, or after `stop_committing`.

@@ -4,7 +4,8 @@ Conservation law: ``num_free + num_used == num_slots``. A slot is free (on the s
 never used yet) or used. Slots are handed out last-freed first, then in order of their ids, so the choice depends on the
 calls alone; nothing is made per slot in advance, so a tier of any size starts at once.
 
-Free slots may stand *aside*: their bytes are still good for something (`storage.clean_copies`), and they are not handed out.
+Free slots may stand *aside*: their bytes are still good for something (`storage.clean_copies`), and they are not handed out until
+`end_aside`.
 
 Each slot carries a point (`StreamOrder`): the work after which its bytes may be touched. The work that takes a slot over waits
 for it on its own stream.

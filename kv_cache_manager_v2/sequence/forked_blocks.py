@@ -32,7 +32,7 @@ NO_ORDINALS: Final[list[int]] = []
 
 
 def find_first_written(state: SequenceState, capacity: i64, history: i64) -> i64:
-    """The first block that the step after a resize writes; at least ``num_blocks`` and the new ones' count if none.
+    """The first block that the step after a resize writes; if it writes none, a number behind the last block, old or new.
 
     Its inputs are ``history .. capacity - 1``; behind the old capacity another machine may fill what is not an input.
     """

@@ -76,9 +76,9 @@ def _resize_blocks(state: SequenceState, capacity: i64, history: i64) -> bool:
 
 
 def _evict(plan: ResizePlan, account: PageCounters | None) -> None:
-    """All moving of pages that the device may refuse comes before the first change: up to the plan's peak of free slots.
+    """Before the first change, free as many slots as the plan's peak, as far as pages can be moved: the device may refuse that.
 
-    What is missing afterwards is no more than the call releases, and can be dropped where it cannot be moved.
+    What is missing afterwards is no more than the call releases: `make_room_or_drop` has it, if need be without the device.
     """
     shared = plan.turns[0].state.shared
     for pool_group in range(shared.storage.num_pool_groups):

@@ -44,7 +44,7 @@ class TurnPlan:
         self.needed: Final = vec[i64]([0] * num_pool_groups)
         """Slots for new pages, scratch blocks and copies."""
         self.copied: vec[i64] = vec[i64]([0] * num_pool_groups) if len(copies) > 0 else vec[i64]()
-        """Needed slots for the pages of copied blocks that the sequence still holds after the resize; empty where there are no copies."""
+        """Of ``needed``, those for copies that the sequence still holds after the resize; empty where nothing is copied."""
         self.released: Final = vec[i64]([0] * num_pool_groups)
         """Slots that become free or evictable. A page that another beam holds too is not among them."""
         self.begins_state: Final[bool] = needs_state_slots(state)

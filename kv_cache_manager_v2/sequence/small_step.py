@@ -136,6 +136,7 @@ def _begins_next_block(state: SequenceState, capacity: i64, history: i64) -> boo
     ):
         return False
     for pool_group in range(shared.storage.num_pool_groups):
+        # One page of each life cycle, as if all were in this pool group: more than it takes, and quickly asked.
         if shared.storage.allocators[pool_group].num_free < shared.num_life_cycles:
             return False
     return True

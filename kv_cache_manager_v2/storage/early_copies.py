@@ -1,4 +1,4 @@
-"""Early copies: published pages are offloaded before they are evicted (`write_policy="through"`).
+"""Early copies: published pages are copied down before they are evicted, and stay where they are (`write_policy="through"`).
 
 A page on level 0 gets a clean copy on level 1, so that evicting on level 0 later costs nothing. For its slot, and where no free one
 is left, the least valuable droppable page of level 1 goes, as it would when the page itself was offloaded; never another page's

@@ -13,7 +13,8 @@ are the table in `page_rows`; the ways from one to another:
     HELD        (none)      free_page (a private page, still locked: no other sequence can want it), drop_hold (one that others may hold)
     DROPPABLE   (none)      drop (`page_removal`)
 
-Which page is evicted, and where it goes, is decided by `SlotReclaimer` and carried out in `page_queues` and `page_removal`.
+Which page is evicted, and where it goes, is decided by `SlotReclaimer` and `DropOrder`; queues change in `page_queues`, pages go in
+`page_removal`, and bytes move by `MoveBatch` and `PageMover`.
 """
 
 import struct

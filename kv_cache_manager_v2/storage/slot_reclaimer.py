@@ -5,12 +5,12 @@ where no droppable page of the same or a lower priority is left. The next victim
 happens to them, by the first case that holds:
 
     case                                                                        outcome
-    no level below takes pages                                                  dropped; held ones stay
+    no level below takes pages, and none has a copy of them                     dropped; held ones stay
     their priority is below ``min_offload_priority``                            dropped
     they are less likely to be reused than the next level's floor says          dropped
     they have copies of their bytes on the next level                           they take the slots of these
-    every free slot below holds a copy of another page, and no page from here   dropped
-    down is of less value than they are
+    every free slot below holds another page's copy, and they are of the        dropped
+    least value from here down
     the levels below have free slots                                            offloaded, as many as there are
     the page of least value (`DropOrder`) lies on a level below                 it is dropped, and its slot is free
     it is one of them                                                           dropped
@@ -86,7 +86,7 @@ class SlotReclaimer:
                 assert self._storage.allocators[pool_group].num_free >= needed[pool_group], "no victim where one was counted"
 
     def make_room_or_drop(self, needed: vec[i64], account: PageCounters | None) -> None:
-        """The same, for slots whose number `free` and droppable pages of level 0 cover: what cannot be moved is dropped."""
+        """The same, for slots that free ones and droppable pages of level 0 cover: what cannot be moved is dropped."""
         storage = self._storage
         for pool_group in range(storage.num_pool_groups):
             allocator = storage.allocators[pool_group]
@@ -152,13 +152,13 @@ class SlotReclaimer:
         return _LOOK_AGAIN
 
     def _count_offloaded(self, level: i64, last: i64, pool_group: i64, missing: i64, cause: i64, account: PageCounters | None) -> i64:
-        """`_find_case` where a level below takes pages; `_DROP` where it has no slot for any."""
+        """`_find_case` where a level below takes pages, after making room there; `_DROP` where it has no slot for any."""
         storage = self._storage
         index = level * storage.num_pool_groups + pool_group
         below = index + storage.num_pool_groups
         queue = storage.queues[index]
         held = storage.held_queues[index]
-        if self._drop_unwanted(level, pool_group, account):
+        if self._drop_unwanted(level, pool_group, cause, account):
             return _LOOK_AGAIN
         evictable = queue.num_pages + held.num_pages
         if missing > evictable:
@@ -202,7 +202,7 @@ class SlotReclaimer:
                 missing = allocator.num_free
         return missing if missing > 0 else _DROP
 
-    def _drop_unwanted(self, level: i64, pool_group: i64, account: PageCounters | None) -> bool:
+    def _drop_unwanted(self, level: i64, pool_group: i64, cause: i64, account: PageCounters | None) -> bool:
         """Drop the next victim if its priority is too low for it to be offloaded, or if it is too unlikely to be reused."""
         storage = self._storage
         least_chance = storage.least_chances[level + 1]
@@ -219,7 +219,7 @@ class SlotReclaimer:
                 # What was likelier to be reused is of no use without it.
                 return False
         storage.digest.record(VICTIM, page)
-        drop_with_owner(storage, page, pool_group, CAPACITY, account)
+        drop_with_owner(storage, page, pool_group, cause, account)
         return True
 
     def _choose_victim(self, index: i64) -> i64:
@@ -343,6 +343,7 @@ class SlotReclaimer:
                 put_back_first(self._storage, victims[position] & LOW_MASK, pool_group)
 
     def _has_good_copy(self, page: i64, index: i64) -> bool:
+        """Whether the page has a copy there; one whose read has failed is forgotten."""
         storage = self._storage
         if not storage.copies.has_copy_at(page, index):
             return False

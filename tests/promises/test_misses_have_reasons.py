@@ -1,11 +1,13 @@
 """Every token of a prompt that was not reused has one reason, and the reasons add up to the prompt."""
 
+import pytest
 from hybrid_models import Rig
 from kv_cache_manager_v2 import (
     AttentionLayerConfig,
     BufferConfig,
     DropReason,
     GpuCacheTierConfig,
+    HostCacheTierConfig,
     HostDevice,
     KVCacheManager,
     KVCacheManagerConfig,
@@ -93,9 +95,12 @@ def test_part_of_a_block_that_is_gone():
         assert misses_of(manager, list(range(6))) == {MissCause.DROPPED: 4, MissCause.PARTIAL_BLOCK: 2}
 
 
-def test_a_tier_that_was_made_smaller():
+@pytest.mark.parametrize("has_host", [False, True])
+def test_a_tier_that_was_made_smaller(has_host: bool):
+    """Pages that no other tier takes, or that are of too low a priority for it, go because of the resize."""
+    tiers = [GpuCacheTierConfig(16 << 20), *([HostCacheTierConfig(16 << 20)] if has_host else [])]
     layers = [AttentionLayerConfig(LayerId(0), [BufferConfig("key", 1 << 20), BufferConfig("value", 1 << 20)])]
-    config = KVCacheManagerConfig(4, [GpuCacheTierConfig(16 << 20)], layers)
+    config = KVCacheManagerConfig(4, tiers, layers, min_offload_priority=50)
     with KVCacheManager(config, device=HostDevice()) as manager:
         run_prompt(manager, list(range(16))).close()
         # 8 slots of 2 MiB, of which 4 are taken; 4 MiB are 2 slots: the far half of the text goes.
