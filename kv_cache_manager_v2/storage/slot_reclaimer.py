@@ -152,7 +152,7 @@ class SlotReclaimer:
         return _LOOK_AGAIN
 
     def _count_offloaded(self, level: i64, last: i64, pool_group: i64, missing: i64, cause: i64, account: PageCounters | None) -> i64:
-        """`_find_case` where a level below takes pages, after making room there; `_DROP` where it has no slot for any."""
+        """`_find_case` where a level below takes pages, of which some may be evicted for them; `_DROP` where it has no slot for any."""
         storage = self._storage
         index = level * storage.num_pool_groups + pool_group
         below = index + storage.num_pool_groups

@@ -419,10 +419,10 @@ class ReferenceModel(ReferenceRoom):
         groups = [group for group in range(len(self.rules)) if self.is_needed(sequence, group, ordinal)]
         for sibling in self.tree.children(self._path_end(sequence)):
             tokens = self.tree.tokens(sibling)
-            present = [group for group in range(len(self.rules)) if (sibling, group) in self.statuses]
+            present = [group for group in range(len(self.rules)) if (sibling, group) in self.statuses or (sibling, group) in self._may_come]
             if tokens == tail and len(present) > 0 and sequence.capacity > len(sequence.committed):
                 return True
-            if tokens == tail and any([group not in groups or self.statuses[sibling, group] == "held" for group in present]):
+            if tokens == tail and any([group not in groups or self.statuses.get((sibling, group)) == "held" for group in present]):
                 return True
             if len(tokens) > len(tail) and tokens[: len(tail)] == tail and all([group in present for group in groups]):
                 return True

@@ -127,6 +127,14 @@ class ReferencePages:
         self._may_go.clear()
         self._may_all_go = False
 
+    def forget_evicted(self, dump: StateDump) -> None:
+        """A call may have evicted pages before it looked up what is there: what is gone by its end was not there then."""
+        old = self.statuses, self.places, self.lost, self.lossy, self.in_tree
+        self._read_tree(dump)
+        present = self.statuses.keys()
+        self.statuses, self.places, self.lost, self.lossy, self.in_tree = old
+        self.statuses = {page: status for page, status in self.statuses.items() if page in present}
+
     def _check_losses(self, old_places: dict[Page, tuple[int, int]], old_lossy: set[Page]) -> None:
         """What lies below level 0 is packed, and what came from there was. On level 0 a page is as it was, unless a call since has
         published it, or has evicted pages, of which some may be back."""

@@ -5,6 +5,7 @@ from hybrid_models import Rig
 from kv_cache_manager_v2 import (
     AttentionLayerConfig,
     BufferConfig,
+    CacheTierConfig,
     DropReason,
     GpuCacheTierConfig,
     HostCacheTierConfig,
@@ -98,7 +99,7 @@ def test_part_of_a_block_that_is_gone():
 @pytest.mark.parametrize("has_host", [False, True])
 def test_a_tier_that_was_made_smaller(has_host: bool):
     """Pages that no other tier takes, or that are of too low a priority for it, go because of the resize."""
-    tiers = [GpuCacheTierConfig(16 << 20), *([HostCacheTierConfig(16 << 20)] if has_host else [])]
+    tiers: list[CacheTierConfig] = [GpuCacheTierConfig(16 << 20), *([HostCacheTierConfig(16 << 20)] if has_host else [])]
     layers = [AttentionLayerConfig(LayerId(0), [BufferConfig("key", 1 << 20), BufferConfig("value", 1 << 20)])]
     config = KVCacheManagerConfig(4, tiers, layers, min_offload_priority=50)
     with KVCacheManager(config, device=HostDevice()) as manager:

@@ -60,9 +60,13 @@ class LostSequences:
         text = old.committed[:count]
         self._model.abandon(old)
         num_kept = sequence.handle.rewind(count)
-        if num_kept != count and not old.is_retired and not old.is_exact:
+        dump = self._manager.describe()
+        if self._manager.init_config.write_policy == "through":
+            # What is published as it ends is copied down, for which pages below may be evicted, its own that are out of window too.
+            self._model.forget_evicted(dump)
+        elif num_kept != count and not old.is_retired and not old.is_exact:
             raise ModelDisagreement(f"sequence {sequence.name} was to keep {count} tokens and keeps {num_kept}")
-        model = self._model.create(sequence.name, old.scope, tuple(text), num_kept, self._manager.describe(), 0, True, old.is_exact)
+        model = self._model.create(sequence.name, old.scope, tuple(text), num_kept, dump, 0, True, old.is_exact)
         model.uses_scratch = old.uses_scratch
         self._model.make_room()
         to_compute = sequence.text[num_kept:] + sequence.to_compute
