@@ -180,10 +180,7 @@ def to_instance_or_none(value: object, kind: type[T], name: str) -> T | None:
 
 def to_texts_by_name(value: object, name: str) -> dict[str, str]:
     """``value``, a mapping of str to str, as a dict of our own."""
-    texts: dict[str, str] = {}
-    for key, text in to_items(value, name):
-        texts[to_text(key, f"a name in {name}")] = to_text(text, f"{name}[{shown(key)}]")
-    return texts
+    return {to_text(key, f"a name in {name}"): to_text(text, f"{name}[{shown(key)}]") for key, text in to_items(value, name)}
 
 
 def to_items(value: object, name: str) -> list[tuple[object, object]]:

@@ -44,9 +44,7 @@ class CudaCompiler:
         target = self._choose_target()
         is_known = target == self._capability
         architecture = f"sm_{target}" if is_known else f"compute_{target}"
-        arguments = [f"--gpu-architecture={architecture}".encode()]
-        for option in options:
-            arguments.append(option.encode())
+        arguments = [option.encode() for option in (f"--gpu-architecture={architecture}", *options)]
         program = self._call("nvrtcCreateProgram", source.encode(), b"kernel.cu", 0, [], [])
         try:
             status = self._module.nvrtcCompileProgram(program, len(arguments), arguments)[0]

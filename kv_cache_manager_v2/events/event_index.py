@@ -215,9 +215,7 @@ class KVCacheEventIndex(Handle):
         """How many of a prompt's blocks (`compute_block_hashes`) the layer group has without a gap, from the first block on."""
         group = int(to_count(layer_group_id, "layer_group_id"))
         count = 0
-        wanted: list[BlockHash] = []
-        for item in to_list(block_hashes, "block_hashes"):
-            wanted.append(to_block_hash(item, "each of block_hashes"))
+        wanted = [to_block_hash(item, "each of block_hashes") for item in to_list(block_hashes, "block_hashes")]
         for block_hash in wanted:
             block = self._blocks.get(block_hash)
             if block is None or group not in block._places:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, SupportsIndex, final
 
 from mypy_extensions import mypyc_attr
 
-from ..base.checks import to_index_mode, to_instance, to_int, to_list
+from ..base.checks import to_index_mode, to_instance, to_instance_or_none, to_int, to_list
 from ..base.given import Given
 from ..base.ids import INT32_MAX, PageIndexMode
 from ..base.value import Value
@@ -120,15 +120,11 @@ class PageIndexConverter(Value):
         from . import page_index_arrays as arrays
 
         base = arrays.to_base_array(base_indices, 2)
-        descs: list[ScratchDesc | None] = []
-        for item in [] if scratch is None else to_list(scratch, "scratch"):
-            descs.append(None if item is None else to_instance(item, ScratchDesc, "each of scratch, unless None,"))
+        given = [] if scratch is None else to_list(scratch, "scratch")
+        descs = [to_instance_or_none(item, ScratchDesc, "each of scratch") for item in given]
         if scratch is not None and len(descs) != base.shape[0]:
             raise ValueError(f"scratch has {len(descs)} items for {base.shape[0]} rows of base indices; give one each")
-        has_blocks = False
-        for desc in descs:
-            if desc is not None and bool(desc.range):
-                has_blocks = True
+        has_blocks = any([desc is not None and bool(desc.range) for desc in descs])
         offset = self._compute_offset(index_mode, scratch is not None, has_blocks)
         pages = arrays.compute_page_indices(base, self.scale, self.expansion, offset)
         for row, desc in enumerate(descs):

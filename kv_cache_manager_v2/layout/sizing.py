@@ -214,12 +214,12 @@ def _with_one_sequence(
     too_many = int(ceil_div(_long_sequence_tokens(layout, config), config.tokens_per_block)) + 1
     while too_many - fits > 1:
         middle = (fits + too_many) // 2
-        raised = _raised_to(counts, _sequence_slots(layout, config, middle, PREFILL_CHUNK_TOKENS))
+        raised = _raised_to(counts, sequence_slots(layout, config, middle, PREFILL_CHUNK_TOKENS))
         if compute_slots_bytes(layout, raised, level) <= quota_bytes:
             fits = middle
         else:
             too_many = middle
-    return _raised_to(counts, _sequence_slots(layout, config, fits, PREFILL_CHUNK_TOKENS))
+    return _raised_to(counts, sequence_slots(layout, config, fits, PREFILL_CHUNK_TOKENS))
 
 
 def _guessed_sequence_slots(layout: SlotLayout, config: KVCacheManagerConfig, quota_bytes: int) -> tuple[int, ...]:
@@ -232,7 +232,7 @@ def _guessed_sequence_slots(layout: SlotLayout, config: KVCacheManagerConfig, qu
     if longest is not None:
         new_tokens = max(longest // NEW_TOKENS_DIVISOR, min(longest, SHORT_SEQUENCE_TOKENS))
         num_blocks = int(ceil_div(new_tokens, config.tokens_per_block))
-        return _with_snapshots(layout, _sequence_slots(layout, config, num_blocks, 1), 1)
+        return _with_snapshots(layout, sequence_slots(layout, config, num_blocks, 1), 1)
     least_blocks = int(ceil_div(SHORT_SEQUENCE_TOKENS, config.tokens_per_block))
     too_many = int(ceil_div(_long_sequence_tokens(layout, config), config.tokens_per_block)) + 1
     num_blocks = least_blocks
@@ -248,7 +248,7 @@ def _guessed_sequence_slots(layout: SlotLayout, config: KVCacheManagerConfig, qu
 
 def _kept_sequence_slots(layout: SlotLayout, config: KVCacheManagerConfig, num_blocks: int) -> tuple[int, ...]:
     num_snapshots = num_blocks * config.tokens_per_block // TOKENS_PER_SNAPSHOT
-    return _with_snapshots(layout, _sequence_slots(layout, config, num_blocks, 1), num_snapshots)
+    return _with_snapshots(layout, sequence_slots(layout, config, num_blocks, 1), num_snapshots)
 
 
 def _level_out(
@@ -288,15 +288,11 @@ def _with_snapshots(layout: SlotLayout, slots: tuple[int, ...], num_snapshots: i
     return tuple(counts)
 
 
-def _sequence_slots(
-    layout: SlotLayout, config: KVCacheManagerConfig, num_blocks: int, num_inputs: int
-) -> tuple[int, ...]:
-    """Slots by pool group of one sequence; grows with ``num_blocks``, wherever its windows begin."""
-    needs: list[int] = []
-    for life_cycle in layout.life_cycles:
-        needs.append(
-            compute_widest_need(life_cycle, num_blocks, config.tokens_per_block, num_inputs, config.state_checkpoints)
-        )
+def sequence_slots(layout: SlotLayout, config: KVCacheManagerConfig, num_blocks: int, num_inputs: int) -> tuple[int, ...]:
+    """Slots by pool group of one sequence; grows with ``num_blocks``, wherever its windows begin. With one input: the most that it holds
+    while it grows to that many blocks, at the first token of the last one."""
+    size, checkpoints = config.tokens_per_block, config.state_checkpoints
+    needs = [compute_widest_need(life_cycle, num_blocks, size, num_inputs, checkpoints) for life_cycle in layout.life_cycles]
     return sum_over_life_cycles(layout, needs)
 
 

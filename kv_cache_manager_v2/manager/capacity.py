@@ -20,7 +20,7 @@ from ..config.batch_desc import BatchDesc, KVCacheDesc
 from ..config.manager_config import KVCacheManagerConfig
 from ..device.cold_page_codec import ColdPageCodec
 from ..layout.registry import LifeCycleRegistry
-from ..layout.sizing import compute_min_slot_counts, compute_slots_bytes, compute_widest_need, plan_slot_counts
+from ..layout.sizing import compute_min_slot_counts, compute_slots_bytes, plan_slot_counts, sequence_slots
 from ..layout.slot_layout import SlotLayout, compute_slot_layout
 from ..layout.step_slots import slots_of_batch, slots_of_sequence, sum_over_life_cycles
 from ..storage.page_packer import lay_out_slots, to_codec
@@ -250,14 +250,6 @@ def _compute_longest_prompt(layout: SlotLayout, config: KVCacheManagerConfig, sl
     return _last_fitting(layout, config, slots, True)
 
 
-def _decode_slots(layout: SlotLayout, config: KVCacheManagerConfig, num_blocks: int) -> tuple[int, ...]:
-    """The most that a sequence holds while it grows to that many blocks: at the first token of its last block."""
-    needs: list[int] = []
-    for life_cycle in layout.life_cycles:
-        needs.append(compute_widest_need(life_cycle, num_blocks, config.tokens_per_block, 1, config.state_checkpoints))
-    return sum_over_life_cycles(layout, needs)
-
-
 def _prompt_slots(layout: SlotLayout, config: KVCacheManagerConfig, num_blocks: int) -> tuple[int, ...]:
     """The most that a prompt of that many blocks takes: at one token in its last block, where least is stale."""
     kv_cache = KVCacheDesc((num_blocks - 1) * config.tokens_per_block + 1, 0)
@@ -287,7 +279,7 @@ def _last_fitting(
 def _fits(
     layout: SlotLayout, config: KVCacheManagerConfig, slots: tuple[int, ...], num_blocks: int, is_prompt: bool
 ) -> bool:
-    needed = _prompt_slots(layout, config, num_blocks) if is_prompt else _decode_slots(layout, config, num_blocks)
+    needed = _prompt_slots(layout, config, num_blocks) if is_prompt else sequence_slots(layout, config, num_blocks, 1)
     return all([count <= slots[index] for index, count in enumerate(needed)])
 
 
@@ -297,7 +289,7 @@ def _find_limit(
     """The pool group that has no room for one block more; the fullest if all lengths fit."""
     if num_blocks is None:
         num_blocks = int(ceil_div(_ANY_LENGTH, config.tokens_per_block))
-    needed = _decode_slots(layout, config, num_blocks + 1)
+    needed = sequence_slots(layout, config, num_blocks + 1, 1)
     shares = [count / slots[index] for index, count in enumerate(needed)]
     return shares.index(max(shares))
 
@@ -307,7 +299,7 @@ def clamp_sequence_length(
 ) -> int:
     """The longest decoding sequence, up to the bound, beside ``batch_size - 1`` sequences of one token; 0 if there is
     none."""
-    minimal = _decode_slots(layout, config, 1)
+    minimal = sequence_slots(layout, config, 1, 1)
     left = tuple([count - (batch_size - 1) * minimal[index] for index, count in enumerate(slots)])
     num_blocks = compute_longest_decode(layout, config, left)
     return upper_bound if num_blocks is None else min(upper_bound, num_blocks * config.tokens_per_block)

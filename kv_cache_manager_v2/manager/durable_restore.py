@@ -329,10 +329,7 @@ class DurableRestore:
         nodes = self._list_nodes(state)
         blocks: list[Block | None] = [None] * int(state.num_nodes)
         self._blocks = blocks
-        count: i64 = 0
-        for node in nodes:
-            if state.parents[node] >= 0:
-                count += 1
+        count: i64 = sum([state.parents[node] >= 0 for node in nodes])
         taken: list[Block] = []
         tree = self._shared.tree
         tree.pool.take_many(count, taken)

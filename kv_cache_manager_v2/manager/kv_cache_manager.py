@@ -803,11 +803,7 @@ class KVCacheManager(Handle):
     @property
     def layer_ids(self) -> list[LayerId]:
         """All layers, in the order of the configuration."""
-        ids: list[LayerId] = []
-        for layer in self._config.layers:
-            if layer.layer_id not in ids:
-                ids.append(layer.layer_id)
-        return ids
+        return list(dict.fromkeys([layer.layer_id for layer in self._config.layers]))
 
     @property
     def num_layers(self) -> int:

@@ -49,9 +49,7 @@ class RestoredNames:
 
     def find(self, given: list[bytes]) -> set[int]:
         """The positions of these names among the pages; `ValueError` for one that is not there."""
-        positions: dict[bytes, int] = {}
-        for position, name in enumerate(self.names):
-            positions[name] = position
+        positions = {name: position for position, name in enumerate(self.names)}
         unknown = [name for name in given if name not in positions]
         if len(unknown) > 0:
             raise ValueError(

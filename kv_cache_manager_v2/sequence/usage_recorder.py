@@ -116,13 +116,9 @@ def _record_reused(state: SequenceState, usage: UsageCounters) -> None:
 def make_usage_recorder(tree: RadixTree, life_cycles: LifeCycleRegistry, config: KVCacheManagerConfig) -> UsageRecorder:
     """Also makes the tree remember the outcome of its blocks: of ten times as many as there are slots."""
     storage = tree.storage
-    num_slots: i64 = 0
-    for allocator in storage.allocators:
-        num_slots += allocator.num_slots
-    num_entries = num_slots * HISTORY_PER_SLOT
-    if num_entries > MAX_HISTORY_ENTRIES:
-        num_entries = MAX_HISTORY_ENTRIES
-    history = BlockHistory(storage.rows, int(num_entries), config.block_times_sampling)
+    num_slots = sum([int(allocator.num_slots) for allocator in storage.allocators])
+    num_entries = min(num_slots * HISTORY_PER_SLOT, MAX_HISTORY_ENTRIES)
+    history = BlockHistory(storage.rows, num_entries, config.block_times_sampling)
     tree.history = history
     has_state = life_cycles.state_life_cycle_id is not None
     # Where nothing but the tokens decides, a match takes all that a block begins with.

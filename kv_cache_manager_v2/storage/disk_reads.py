@@ -104,10 +104,7 @@ class DiskReads:
 
     def settle(self) -> None:
         """See which reads are done by now, and which have failed. Waits for nothing."""
-        left: list[_Read] = []
-        for read in self._reads:
-            if not self._is_over(read.point):
-                left.append(read)
+        left = [read for read in self._reads if not self._is_over(read.point)]
         # The device tells each failure once: interrupted before it is recorded, a lost page would be taken for a good one.
         self._changes.begin()
         # After the look at what is over: what is done has told its failures.
