@@ -89,64 +89,6 @@ class PageStorage:
         "_num_sentinels_used",
     )  # fmt: skip
 
-    device: Final[Device]
-    order: Final[StreamOrder]
-    layout: Final[SlotLayout]
-    rows: Final[PageRows]
-    slots: Final[SlotStore]
-    """The memory; the next three are its own."""
-    pool_groups: Final[list[PoolGroup]]
-    allocators: Final[list[SlotAllocator]]
-    num_locked: vec[i64]
-    queues: Final[list[VictimQueue]]
-    """Droppable pages."""
-    held_queues: Final[list[EvictionQueue]]
-    """Held pages, which may be offloaded but not dropped; none on the last level."""
-    pool_group_of: Final[vec[i64]]
-    """Pool group of each life cycle."""
-    num_pool_groups: Final[i64]
-    num_levels: Final[i64]
-    last_level: Final[i64]
-    num_evicted: vec[i64]
-    """Evicted pages, offloaded or dropped, since the start, by index."""
-    counters: Final[PageCounters]
-    last_cause: i64
-    """Why the latest dropped page was dropped."""
-    digest: Final[DecisionDigest]
-    last_refusal: Refusal | None
-    num_refusals: vec[i64]
-    """Refused calls since the start, by index: where slots were missing."""
-    sink: PageEventSink | None
-    """Hears where published pages go; None without a listener."""
-    drop_watch: DropWatch | None
-    twin_owner: TwinOwner | None
-    """None where a commit takes equal published pages over."""
-    reads: Final[DiskReads]
-    copies: Final[CleanCopies]
-    closed: Final[ClosedLevels]
-    changes: Final[ChangeCount]
-    """Changes that cannot be undone, with which a call may be busy: the storage's own are drops, of several pages that go together."""
-    durable: Final[DurableLevel | None]
-    """The last level, if what is there outlives the process."""
-    packs_with_loss: bool
-    """Whether a codec packs pages on their way down and unpacks them to other bytes."""
-    unpacked: Final[set[int]]
-    """Pages that were packed with loss and came back to level 0; some are gone by now."""
-    _keys: Final[OwnerKeys]
-    learning: Final[Learning]
-    """The learning that the queues of all levels share."""
-    _records: Final[list[SegmentRecords]]
-    """By pool group."""
-    _policies: Final[list[EvictionPolicy]]
-    """By level."""
-    level_orders: Final[list[LevelOrder]]
-    """By pool group."""
-    has_one_order: Final[bool]
-    """Whether the page of least value is dropped wherever it lies: all of several levels are LEARNED, and none is durable."""
-    least_chances: Final[vec[float]]
-    """By level: `min_reuse_probability`, 0.0 for none."""
-    _num_sentinels_used: int
-
     def __init__(
         self,
         device: Device,
@@ -156,57 +98,66 @@ class PageStorage:
         num_null_slots: int,
         debug_fill: DebugFill | None = None,
     ) -> None:
-        self.packs_with_loss = False
-        self.device = device
-        self.order = order
-        self.layout = layout
-        self.num_pool_groups = layout.num_pool_groups
-        self.num_levels = len(levels)
-        self.last_level = len(levels) - 1
-        self.pool_group_of = vec[i64](layout.pool_group_indices)
+        self.device: Final = device
+        self.order: Final = order
+        self.layout: Final = layout
+        self.num_pool_groups: Final[i64] = layout.num_pool_groups
+        self.num_levels: Final[i64] = len(levels)
+        self.last_level: Final[i64] = len(levels) - 1
+        self.pool_group_of: Final = vec[i64](layout.pool_group_indices)  # pool group of each life cycle
         num_places = layout.num_pool_groups * len(levels)
-        self.rows = PageRows(layout.num_life_cycles, (NUM_SENTINELS + NUM_PRIORITIES) * num_places)
-        self.digest = DecisionDigest()
-        self.slots = SlotStore(device, order, layout, self.digest)
-        self.pool_groups = self.slots.pool_groups
-        self.allocators = self.slots.allocators
-        self.num_locked = self.slots.num_locked
-        self.queues = []
-        self.held_queues = []
-        self.num_evicted = vec[i64]([0] * num_places)
-        self.counters = PageCounters(len(levels), vec[i64](layout.list_slot_bytes(len(levels))))
-        self.last_cause = CAPACITY
-        self.last_refusal = None
-        self.num_refusals = vec[i64]([0] * num_places)
-        self.sink = self.drop_watch = self.twin_owner = None
-        self.changes = ChangeCount()
-        self.durable = levels[len(levels) - 1].durable
-        self.reads = DiskReads(device, order, self.changes)
-        self.copies = CleanCopies(self.rows, order, self.allocators, layout.num_pool_groups, len(levels))
-        self.unpacked = set()
-        self._keys = OwnerKeys()
-        self.learning = Learning()
+        self.rows: Final = PageRows(layout.num_life_cycles, (NUM_SENTINELS + NUM_PRIORITIES) * num_places)
+        self.digest: Final = DecisionDigest()
+        self.slots: Final = SlotStore(device, order, layout, self.digest)  # the memory; the next three are its own
+        self.pool_groups: Final[list[PoolGroup]] = self.slots.pool_groups
+        self.allocators: Final[list[SlotAllocator]] = self.slots.allocators
+        self.num_locked: vec[i64] = self.slots.num_locked
+        self.queues: Final[list[VictimQueue]] = []  # droppable pages
+        self.held_queues: Final[list[EvictionQueue]] = []  # held pages, which may be offloaded but not dropped; none on the last level
+        self.num_evicted = vec[i64]([0] * num_places)  # evicted pages, offloaded or dropped, since the start, by index
+        self.counters: Final = PageCounters(len(levels), vec[i64](layout.list_slot_bytes(len(levels))))
+        self.last_cause: i64 = CAPACITY  # why the latest dropped page was dropped
+        self.last_refusal: Refusal | None = None
+        self.num_refusals = vec[i64]([0] * num_places)  # refused calls since the start, by index: where slots were missing
+        self.sink: PageEventSink | None = None  # hears where published pages go; None without a listener
+        self.drop_watch: DropWatch | None = None
+        self.twin_owner: TwinOwner | None = None  # None where a commit takes equal published pages over
+        self.changes: Final = ChangeCount()
+        """Changes that cannot be undone, with which a call may be busy: the storage's own are drops, of several pages that go together."""
+        self.durable: Final[DurableLevel | None] = levels[len(levels) - 1].durable  # the last level, if what is there outlives the process
+        self.reads: Final = DiskReads(device, order, self.changes)
+        self.copies: Final = CleanCopies(self.rows, order, self.allocators, layout.num_pool_groups, len(levels))
+        self.packs_with_loss = False  # whether a codec packs pages on their way down and unpacks them to other bytes
+        self.unpacked: Final[set[int]] = set()  # pages that were packed with loss and came back to level 0; some are gone by now
+        self._keys: Final = OwnerKeys()
+        self.learning: Final = Learning()  # the learning that the queues of all levels share
         pages = [layout.pool_group_indices.count(index) for index in range(layout.num_pool_groups)]
-        self._records = [
+        self._records: Final[list[SegmentRecords]] = [
             SegmentRecords(self.learning, count, find_block_mates(self.rows, layout, index)) for index, count in enumerate(pages)
         ]
-        self._policies = [level.eviction_policy for level in levels]
-        self.level_orders = [LevelOrder(self.rows, records) for records in self._records]
-        self.least_chances = vec[float]([level.min_reuse_probability for level in levels])
-        all_learn = all([policy is EvictionPolicy.LEARNED for policy in self._policies])
-        self.has_one_order = all_learn and len(levels) > 1 and self.durable is None
+        """By pool group."""
+        self._policies: Final[list[EvictionPolicy]] = [level.eviction_policy for level in levels]  # by level
+        self.level_orders: Final[list[LevelOrder]] = [LevelOrder(self.rows, records) for records in self._records]  # by pool group
+        all_learn = all([level.eviction_policy is EvictionPolicy.LEARNED for level in levels])
+        self.least_chances: Final = vec[float]([level.min_reuse_probability for level in levels])
+        """By level: `min_reuse_probability`, 0.0 for none."""
+        self.has_one_order: Final[bool] = all_learn and len(levels) > 1 and self.durable is None
+        """Whether the page of least value is dropped wherever it lies: all of several levels are LEARNED, and none is durable."""
         self._num_sentinels_used = 0
+        self._add_levels(levels, num_null_slots)
+        self.closed: Final = ClosedLevels(device, self.pool_groups, layout.num_pool_groups)
+        if debug_fill is not None:
+            self.slots.fill_pages(debug_fill)
+
+    def _add_levels(self, levels: Sequence[LevelSlots], num_null_slots: int) -> None:
         try:
             self._add_level(levels[0], num_null_slots)
-            clear_at_start(device, self.pool_groups)
+            clear_at_start(self.device, self.pool_groups)
             for level in levels[1:]:
                 self._add_level(level, 0)
         except BaseException:
             self.close()
             raise
-        self.closed = ClosedLevels(device, self.pool_groups, layout.num_pool_groups)
-        if debug_fill is not None:
-            self.slots.fill_pages(debug_fill)
 
     def _add_level(self, level: LevelSlots, num_null_slots: int) -> None:
         self.slots.add_level(level, num_null_slots)
