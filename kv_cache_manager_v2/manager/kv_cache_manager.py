@@ -581,7 +581,7 @@ class KVCacheManager(Handle):
                 to_count(position, "one of snapshot_positions")
                 for position in to_short_list(snapshot_positions, "snapshot_positions", _MOST_POSITIONS)
             ]
-            request = Request(serial, sequence_id, scope, custom_priority_callback)
+            request = Request(serial, sequence_id, scope, custom_priority_callback, shared.windows)
             request.is_counted = is_counted
             is_exact = to_bool(exact, "exact")
             request.is_exact = is_exact and shared.storage.packs_with_loss

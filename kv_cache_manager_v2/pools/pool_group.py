@@ -40,21 +40,9 @@ class PoolGroup:
         """
         self.tier: Final = tier
         self.slot_bytes: Final = vec[i64](slot_bytes)
-        self._ranges: Final[list[MemoryRange]] = []
         self.allocator: Final = SlotAllocator(num_slots, num_null_slots)
-        all_slots = num_slots + num_null_slots
-        try:
-            for pool, num_bytes in enumerate(slot_bytes):
-                max_bytes = (max(num_slots, max_slots) + num_null_slots) * num_bytes
-                if watches is None:
-                    memory = MemoryRange(device, tier, max_bytes, path)
-                else:
-                    memory = MemoryRange(device, tier, max_bytes, f"{path}-{pool}", watches[pool])
-                self._ranges.append(memory)
-                memory.resize(all_slots * num_bytes)
-        except BaseException:
-            self.close()
-            raise
+        most_slots = max(num_slots, max_slots) + num_null_slots
+        self._ranges: Final = _map_ranges(device, tier, slot_bytes, num_slots + num_null_slots, most_slots, path, watches)
         self.base_addresses: Final = vec[i64]([memory.address for memory in self._ranges])
 
     def resize_memory(self, num_slots: i64) -> None:
@@ -64,23 +52,35 @@ class PoolGroup:
         """
         all_slots = num_slots + self.allocator.first_slot
         old_bytes = [memory.mapped_bytes for memory in self._ranges]
-        done: i64 = 0
         try:
-            while done < len(self._ranges):
-                self._ranges[done].resize(int(all_slots * self.slot_bytes[done]))
-                done += 1
+            for memory, slot_bytes in zip(self._ranges, self.slot_bytes):
+                memory.resize(int(all_slots * slot_bytes))
         except BaseException:
-            while done > 0:
-                done -= 1
-                self._ranges[done].resize(old_bytes[done])
+            for memory, num_bytes in zip(self._ranges, old_bytes):
+                memory.resize(num_bytes)
             raise
-
-    @property
-    def mapped_bytes(self) -> int:
-        return sum([memory.mapped_bytes for memory in self._ranges])
 
     def close(self) -> None:
         """Unmap and release all memory. The caller has synchronised."""
         for memory in self._ranges:
             memory.close()
         self._ranges.clear()
+
+
+def _map_ranges(
+    device: Device, tier: CacheTier, slot_bytes: tuple[int, ...], all_slots: int, most_slots: int, path: str | None,
+    watches: Sequence[SlotWatch] | None,
+) -> list[MemoryRange]:  # fmt: skip
+    """One for each pool; where the device refuses, none."""
+    ranges: list[MemoryRange] = []
+    try:
+        for pool, num_bytes in enumerate(slot_bytes):
+            name = path if watches is None else f"{path}-{pool}"
+            memory = MemoryRange(device, tier, most_slots * num_bytes, name, None if watches is None else watches[pool])
+            ranges.append(memory)
+            memory.resize(all_slots * num_bytes)
+    except BaseException:
+        for memory in ranges:
+            memory.close()
+        raise
+    return ranges

@@ -127,13 +127,10 @@ def _expect_writes(state: SequenceState, planned: PlannedBlock) -> None:
 def find_planned_end(state: SequenceState) -> i64:
     """Behind the last block that is planned; 0 if none is."""
     links = state.sharing.planned
-    end: i64 = 0
-    if links is not None:
-        if len(links.offered) > 0:
-            end = links.offered[len(links.offered) - 1].ordinal + 1
-        elif len(links.read) > 0:
-            end = links.read[len(links.read) - 1].ordinal + 1
-    return end
+    if links is None:
+        return 0
+    blocks = links.offered if len(links.offered) > 0 else links.read
+    return blocks[len(blocks) - 1].ordinal + 1 if len(blocks) > 0 else 0
 
 
 def _record_end(state: SequenceState) -> None:

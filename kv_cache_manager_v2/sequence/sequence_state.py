@@ -98,10 +98,9 @@ class Request:
         "retention", "is_exact", "is_admitted", "priorities", "copied", "to_learn", "written_end", "windows", "counters",
     )  # fmt: skip
 
-    windows: Windows
-    """Those of the manager until the caller sets a residency window."""
-
-    def __init__(self, serial: int, sequence_id: int, scope: ReuseScope, priority_callback: PriorityCallback | None) -> None:
+    def __init__(
+        self, serial: int, sequence_id: int, scope: ReuseScope, priority_callback: PriorityCallback | None, windows: Windows
+    ) -> None:
         self.serial: Final = serial
         """Unique within the manager; `id` is the user's and need not be."""
         self.id: Final = sequence_id
@@ -136,10 +135,12 @@ class Request:
         """What the steps of all lists that were taken have room for: no more is committed. NEVER where the manager copies itself."""
         self.counters: SequenceCounters | None = None
         """None if there are no statistics."""
+        self.windows = windows
+        """Those of the manager until the caller sets a residency window."""
 
     def fork(self, serial: int, sequence_id: int, priority_callback: PriorityCallback | None) -> "Request":
         """The request of a sequence, or of a beam, that goes on from this one's."""
-        child = Request(serial, sequence_id, self.scope, priority_callback)
+        child = Request(serial, sequence_id, self.scope, priority_callback, self.windows)
         child.prompt_length = self.prompt_length
         child.kinds = self.kinds
         child.continues = self.continues
@@ -276,7 +277,6 @@ class SequenceState:
         self.blocks = []
         self.path_end = UNPINNED
         self.tables = [PageTable() for _ in shared.life_cycles]
-        request.windows = shared.windows
         self.window_begins = shared.windows.least_begins[:]
         self.scratch = Scratch(shared)
         self.stream = stream
