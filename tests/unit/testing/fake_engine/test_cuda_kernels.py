@@ -4,6 +4,7 @@ import ctypes
 import random
 
 import pytest
+from simulation.cuda_over_fake import import_fake, make_cuda_device, require_clean
 
 from kv_cache_manager_v2.base.ids import BAD_PAGE_INDEX
 from kv_cache_manager_v2.config.layer_config import SsmLayerConfig
@@ -14,30 +15,30 @@ from kv_cache_manager_v2.device.host_device import HostDevice
 from kv_cache_manager_v2.testing import FakeEngine, KVMismatch, Step
 from kv_cache_manager_v2.testing.cuda_kernels import CUDA_SOURCE
 
-from .emulated_cuda import COMPILER, EmulatedCudaDevice, compile_source
 from .models import MODELS, TOKENS_PER_BLOCK, attention, model, prompt
 from .paged_stand_in import StandInManager, StandInSequence, flip_byte
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    if COMPILER is None:
+@pytest.fixture
+def driver_and_device():
+    """The kernels run on the processor when the fake's streams reach them, some of them late."""
+    if import_fake("kernels_on_host").COMPILER is None:
         pytest.skip("no C++ compiler to run the CUDA source on the processor")
-    return compile_source(CUDA_SOURCE, tmp_path_factory.mktemp("kernels"))
+    device, driver = make_cuda_device(2)
+    yield driver, device
+    device.close()  # says so if the engine left memory behind
+    require_clean(driver)
 
 
 @pytest.fixture
-def device(library):
-    device = EmulatedCudaDevice(library)
-    yield device
-    device.close()  # says so if the engine left memory behind
-    assert not device.open
+def device(driver_and_device):
+    return driver_and_device[1]
 
 
-def serve(config, device, spoil, num_slots=64):
+def serve(config, device, spoil, reads_pools=True):
     """Three sequences, prefill and decode; between the steps `spoil` gets the manager and the sequences."""
     with (
-        StandInManager(config, device, num_slots) as manager,
+        StandInManager(config, device) as manager,
         FakeEngine(config, device, raise_on_mismatch=False) as engine,
     ):
         sequences = [StandInSequence(manager, 30, id=number) for number in range(3)]
@@ -52,13 +53,8 @@ def serve(config, device, spoil, num_slots=64):
             spoil(manager, sequences)
         engine.execute([Step(sequences[n], [], tokens[n][: at[n]]) for n in range(3)])
         engine.synchronize()
-        return engine.mismatches, engine.first_mismatches, pool_bytes(manager)
-
-
-def pool_bytes(manager):
-    if not manager.device.is_software and not isinstance(manager.device, EmulatedCudaDevice):
-        return []
-    return [ctypes.string_at(address, num_bytes) for address, num_bytes in manager.ranges]
+        pools = [ctypes.string_at(*memory) for memory in manager.ranges] if reads_pools else []
+        return engine.mismatches, engine.first_mismatches, pools
 
 
 @pytest.mark.parametrize("name", list(MODELS))
@@ -116,6 +112,7 @@ def test_a_mismatch_is_raised_when_the_device_is_done(device):
     with StandInManager(config, device) as manager, FakeEngine(config, device) as engine:
         sequence = StandInSequence(manager, 9)
         engine.execute([Step(sequence, tokens[:8], [])])
+        engine.synchronize()
         page, _ = manager.address_of(sequence, 0, "key", 5)
         flip_byte(page + 8)
         engine.execute([Step(sequence, tokens[8:], tokens[:8])])
@@ -129,18 +126,19 @@ def test_a_mismatch_is_raised_when_the_device_is_done(device):
         engine.synchronize()
 
 
-def test_staging_memory_is_used_again(device):
+def test_staging_memory_is_used_again(driver_and_device):
+    driver, device = driver_and_device
     config = model(attention(0))
     tokens = prompt(1, 40)
     with StandInManager(config, device) as manager, FakeEngine(config, device) as engine:
         sequence = StandInSequence(manager, 40)
         engine.execute([Step(sequence, tokens[:30], [])])
         engine.synchronize()
-        num_reserved = device.num_reserved
+        num_mapped = driver.calls.count("cuMemMap") + driver.calls.count("cuMemHostRegister")
         for position in range(30, 40):
             engine.execute([Step(sequence, tokens[position : position + 1], tokens[:position])])
             engine.synchronize()
-        assert device.num_reserved == num_reserved
+        assert driver.calls.count("cuMemMap") + driver.calls.count("cuMemHostRegister") == num_mapped
 
 
 def test_the_source_compiles_with_nvrtc():
@@ -154,14 +152,14 @@ def test_the_source_compiles_with_nvrtc():
 
 def check_against_swapped_pages(config, device):
     """A correct run, then one in which a sequence's table is wrong: needs no access to the memory from here."""
-    assert serve(config, device, lambda manager, sequences: None)[0] == 0
+    assert serve(config, device, lambda manager, sequences: None, False)[0] == 0
     widest = max((layer for layer in config.layers if not isinstance(layer, SsmLayerConfig)), key=reach)
 
     def swap(manager, sequences):
         table = sequences[1].tables[0][manager.group_of_layer[widest.layer_id]]
         table[0], table[3] = table[3], table[0]
 
-    count, seen, _ = serve(config, device, swap)
+    count, seen, _ = serve(config, device, swap, False)
     assert count > 0
     assert {mismatch.sequence for mismatch in seen} == {1}
 
