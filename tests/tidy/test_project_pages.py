@@ -40,7 +40,9 @@ def test_pages_name_the_supported_pythons() -> None:
 
 
 def test_versions_are_those_of_the_code() -> None:
-    assert f"version: {constant('base/build_mode.py', 'VERSION')}\n" in page("CITATION.cff")
+    released = re.search(r"^## \[(\d[\d.]*)\] - (\S+)$", page("CHANGELOG.md"), re.MULTILINE)
+    assert released is not None and released[1] == constant("base/build_mode.py", "VERSION")
+    assert f"version: {released[1]}\ndate-released: {released[2]}\n" in page("CITATION.cff")
     text = page("docs/versions.md")
     assert f"| {constant('journal/journal_format.py', 'VERSION')}, a byte after the magic |" in text
     assert f"from {constant('base/build_mode.py', 'VERSION')} on" in text
