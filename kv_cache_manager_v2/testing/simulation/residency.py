@@ -41,6 +41,13 @@ def change_residency(run: RunState, sequence: SimulatedSequence, random: Random)
     run.model.set_window(sequence.model, group, window, num_sink_tokens)
 
 
+def end_required(run: RunState) -> None:
+    """After a call that has failed: what was required has ended if the call had come to moving pages."""
+    for sequence in run.sequences:
+        if sequence.model.is_active and all([len(table.required) == 0 for table in sequence.handle._state_for_batch().tables]):
+            sequence.model.required = set()
+
+
 def _read_levels(run: RunState, sequence: SimulatedSequence, group: int) -> list[int]:
     """Where the pages are; levels and slots are those of the state dump."""
     dump = state_dump_of(run.manager.describe(), sequence.name)

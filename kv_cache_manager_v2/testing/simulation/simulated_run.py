@@ -22,7 +22,7 @@ from .hints import give_hint
 from .level_changes import change_level, prefetch
 from .misuse import misuse_copies, misuse_manager, misuse_sequence
 from .missed_lists import miss_list
-from .residency import change_residency, is_refused_by_window
+from .residency import change_residency, end_required, is_refused_by_window
 from .room_changes import give_buffer, move_history, rewind, toggle_scratch
 from .run_state import RunState
 from .scenario import Action, Scenario
@@ -127,6 +127,7 @@ class SimulatedRun:
         if self.is_broken:
             return
         run.model.record_failure()
+        end_required(run)
         try:
             run.lost.take_from(run.sequences, Random(action.number + 2))
         except failures.FAILURES as error:
