@@ -35,6 +35,7 @@ class Unraisable:
 @pytest.fixture
 def unraisable() -> Iterator[Unraisable]:
     collected = Unraisable()
+    gc.collect()  # of what earlier tests have left, none dies in here
     previous = sys.unraisablehook
     sys.unraisablehook = collected.hook
     yield collected
