@@ -54,6 +54,7 @@ from kv_cache_manager_v2.replay.workload import ListedWorkload
 from kv_cache_manager_v2.stats.guarded_clock import GuardedClock
 from kv_cache_manager_v2.testing import FakeEngine, SimulatedDevice, Step
 from kv_cache_manager_v2.testing.faults import FaultPlan
+from kv_cache_manager_v2.testing.recorded_codec import RecordedCodec
 from kv_cache_manager_v2.testing.reversing_codec import ReversingCodec
 
 PUBLIC: Final = find_public_classes()
@@ -255,6 +256,7 @@ class Samples:
             batch.add_slot_mapping(DensePages(0, "key"), 64),
             FakeEngine(engine_config, device),
             FaultPlan(),
+            RecordedCodec(b'{"identity": "a/1", "is_lossless": true, "cold_bytes": [1]}'),
             ReversingCodec(3),
             Step(sequence, [1], prompt),
             PlainConsole(io.StringIO(), io.StringIO()),

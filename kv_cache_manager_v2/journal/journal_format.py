@@ -1,6 +1,7 @@
 """Format of a journal file, for the writer and the reader.
 
-    file     = magic, version (1 byte), length of the configuration (varint), configuration (JSON), restored*, record*
+    file     = magic, version (1 byte), configuration, codec, restored*, record*
+    configuration, codec = length (varint), JSON; of no codec the length is 0
     restored = RESTORED, length (varint), records of an index as `durable.record_format` has them, without checksums: what the manager
                found on its durable level, if it has one; the last one ends with END
     record   = operation (1 byte), its fields
@@ -78,7 +79,7 @@ forgotten sequence.
 from typing import Final
 
 MAGIC: Final = b"KVCM"
-VERSION: Final = 44
+VERSION: Final = 45
 
 CREATE: Final = 1
 RESUME: Final = 2

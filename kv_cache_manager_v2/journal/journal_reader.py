@@ -25,10 +25,12 @@ class TornJournalError(JournalError):
 class JournalReader:
     """A cursor over the bytes of a journal, already past its header."""
 
-    __slots__ = ("config", "position", "_data")
+    __slots__ = ("config", "codec", "position", "_data")
 
     config: Final[bytes]
     """The configuration of the recorded manager, as `decode_config` reads it."""
+    codec: Final[bytes]
+    """What `describe_codec` said of its codec; empty if it had none."""
 
     def __init__(self, data: bytes) -> None:
         self._data: Final = data
@@ -41,6 +43,7 @@ class JournalReader:
             raise JournalError(f"this journal is not of version {VERSION}, the only one that this release reads")
         try:
             self.config = self.raw(self.number())
+            self.codec = self.raw(self.number())
         except TornJournalError:
             raise JournalError("the journal ends inside its configuration: nothing can be done again") from None
 

@@ -39,8 +39,10 @@ _logger: Final = PackageLog("kv_cache_manager_v2")
 class JournalWriter:
     __slots__ = ("path", "error", "buffer", "num_records", "_file", "_digest", "_process")
 
-    def __init__(self, path: str | os.PathLike[str], config: bytes) -> None:
-        """Creates the file, or empties it; `OSError` if that fails, `BlockingIOError` where another writer has it open."""
+    def __init__(self, path: str | os.PathLike[str], config: bytes, codec: bytes = b"") -> None:
+        """``codec``: as `describe_codec` has it.
+
+        Creates the file, or empties it; `OSError` if that fails, `BlockingIOError` where another writer has it open."""
         self.path: Final[str] = os.fspath(path)
         self.error: OSError | None = None
         """Why recording has ended early; None while all is well."""
@@ -54,8 +56,9 @@ class JournalWriter:
         self._file: ClaimedFile | None = ClaimedFile(self.path)
         self.buffer.write(MAGIC)
         self.buffer.append(VERSION)
-        self.number(len(config))
-        self.buffer.write(config)
+        for text in (config, codec):
+            self.number(len(text))
+            self.buffer.write(text)
 
     def follow(self, digest: DecisionDigest) -> None:
         """Write this digest between the records from now on."""

@@ -193,7 +193,7 @@ def plan_capacity(
     """
     config = to_instance(config, KVCacheManagerConfig, "config")
     batch = to_instance_or_none(batch, BatchDesc, "batch")
-    layout = lay_out_slots(config, LifeCycleRegistry(config), to_codec(cold_page_codec, config, None))
+    layout = lay_out_slots(config, LifeCycleRegistry(config), to_codec(cold_page_codec, config))
     levels = tuple([_plan_level(layout, config, batch, level) for level in range(len(config.cache_tiers))])
     slots = tuple([group.num_slots for group in levels[0].pool_groups])
     num_blocks = compute_longest_decode(layout, config, slots)

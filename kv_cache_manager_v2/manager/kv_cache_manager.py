@@ -124,7 +124,7 @@ from ..stats.manager_snapshot import ManagerSnapshot
 from ..stats.storage_statistics import StorageStatistics
 from ..stats.usage_statistics import UsageStatistics
 from ..storage.page_fill import DebugFill
-from ..storage.page_packer import lay_out_slots, to_codec
+from ..storage.page_packer import describe_codec, lay_out_slots, to_codec
 from ..storage.refusal import Refusal
 from ..storage.room_count import list_slots_per_level
 from ..storage.transfer_times import TransferTimes
@@ -221,7 +221,7 @@ class KVCacheManager(Handle):
         fill = _to_fill(debug_fill, config, given_device)
         path = _to_path(journal)
         self._event_manager = _to_event_manager(event_manager)
-        self._codec = codec = to_codec(cold_page_codec, config, path)
+        self._codec = codec = to_codec(cold_page_codec, config)
         self._config = config
         self._life_cycles = LifeCycleRegistry(config)
         layout = lay_out_slots(config, self._life_cycles, codec)
@@ -229,7 +229,7 @@ class KVCacheManager(Handle):
         self._device = _make_device(config) if given_device is None else given_device
         writer: JournalWriter | None = None
         try:
-            writer = None if path is None else _make_journal(path, config)
+            writer = None if path is None else _make_journal(path, config, b"" if codec is None else describe_codec(codec, layout))
             open_durable(self._device, config, layout, slots_by_level, None if codec is None else codec.identity)
             order = StreamOrder(self._device)
             storage, mover = open_storage(self._device, order, layout, slots_by_level, int(config.reserve_null_slot), fill, codec)
@@ -1198,9 +1198,9 @@ def _to_path(journal: object) -> str | None:
     return require_path(to_text(path, "journal"), "journal", "file")
 
 
-def _make_journal(path: str, config: KVCacheManagerConfig) -> JournalWriter:
+def _make_journal(path: str, config: KVCacheManagerConfig, codec: bytes) -> JournalWriter:
     try:
-        return JournalWriter(path, encode_config(config))
+        return JournalWriter(path, encode_config(config), codec)
     except BlockingIOError:
         raise LogicError(
             f"another manager, of this process or another one, writes its journal to {path}: give each manager (each rank) a path of its "

@@ -4,6 +4,7 @@ A codec reaches memory only: between it and a disk pages pass through staging sl
 has a stream, on which staging slots are free again in order.
 """
 
+import json
 from typing import Final, final
 
 from librt.vecs import append, vec
@@ -26,7 +27,7 @@ _NUM_STAGING_SLOTS: Final = 8
 """More pages than that pass in parts, each behind the disk's work on the part before it."""
 
 
-def to_codec(codec: object, config: KVCacheManagerConfig, journal: str | None) -> ColdPageCodec | None:
+def to_codec(codec: object, config: KVCacheManagerConfig) -> ColdPageCodec | None:
     """A codec that may serve this configuration; `ValueError` for one whose levels it does not reach."""
     if codec is None:
         return None
@@ -38,9 +39,13 @@ def to_codec(codec: object, config: KVCacheManagerConfig, journal: str | None) -
             "cold_page_codec is given with an ExternalCacheTierConfig: the engine owns that memory and copies it as it is. Leave the codec "
             "out, or give a GpuCacheTierConfig and a HostCacheTierConfig"
         )
-    if journal is not None:
-        raise ValueError("journal is given with a cold_page_codec, without which no rerun has the same slots: leave one of them out")
     return codec
+
+
+def describe_codec(codec: ColdPageCodec, layout: SlotLayout) -> bytes:
+    """All that decisions depend on, as JSON: its name, whether it is lossless, and the packed bytes by layer group."""
+    sizes = [int(codec.cold_bytes(page)) for page in layout.slot_variants()]
+    return json.dumps({"identity": codec.identity, "is_lossless": codec.is_lossless, "cold_bytes": sizes}).encode()
 
 
 def lay_out_slots(config: KVCacheManagerConfig, registry: LifeCycleRegistry, codec: ColdPageCodec | None) -> SlotLayout:

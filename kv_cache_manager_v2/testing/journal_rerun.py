@@ -34,6 +34,7 @@ from ..manager.transfer_lease import TransferLease
 from ..reuse.reuse_scope import ReuseScope
 from ..sequence.priority_callback import PriorityCallback
 from ..sequence.retention_plan import EXPECTED, FOR_EVER
+from .recorded_codec import RecordedCodec
 
 
 _CALLS_BETWEEN_UPDATES: Final = 64
@@ -110,6 +111,7 @@ class _Rerun:
         """Where the durable level is, if there is one: never that of the manager that was recorded."""
         try:
             config = decode_config(reader.config)
+            codec = RecordedCodec(reader.codec) if len(reader.codec) > 0 else None
             if config.is_external and device.has_memory:
                 self.device = ExternalDevice()
             pieces = reader.restored()
@@ -117,8 +119,8 @@ class _Rerun:
             if isinstance(tier, DiskCacheTierConfig) and tier.durable:
                 self.folder = _make_folder(tier)
                 config = _move_last_tier(config, tier, self.folder.name)
-                write_folder(device, config, pieces)
-            self.manager = KVCacheManager(config, device=self.device)
+                write_folder(device, config, pieces, codec)
+            self.manager = KVCacheManager(config, device=self.device, cold_page_codec=codec)
         except BaseException as error:
             self.remove_folder()
             if isinstance(error, (ValueError, TypeError)) and not isinstance(error, JournalError):

@@ -16,12 +16,14 @@ from kv_cache_manager_v2 import (
     EvictionPolicy,
     GpuCacheTierConfig,
     HostCacheTierConfig,
+    HostDevice,
     KVCacheManager,
     LogicError,
     ModelId,
     ReuseScope,
 )
 from kv_cache_manager_v2.testing import SimulatedDevice
+from kv_cache_manager_v2.testing.journal_rerun import rerun
 from kv_cache_manager_v2.testing.reversing_codec import ReversingCodec
 
 
@@ -68,6 +70,15 @@ def test_what_a_lossy_codec_has_stored_is_lossy_after_a_restart(tmp_path: Path) 
         assert kv_cache.num_committed_tokens == kv_cache.match_info.lossy_tokens == tokens
         kv_cache.close()
     again.end()
+
+
+def test_journals_of_packed_durable_levels_are_repeated(tmp_path: Path) -> None:
+    config = durable_config(str(tmp_path), host_slots=6)
+    for restart in range(2):
+        process = Process(config, codec=ReversingCodec(3), journal=str(tmp_path / f"journal-{restart}"))
+        assert [process.run(text) for text in PROMPTS] == [len(text) * restart or 20 * (text != PROMPTS[0]) for text in PROMPTS]
+        process.end()
+        assert rerun(tmp_path / f"journal-{restart}", HostDevice()).num_calls > 20
 
 
 def test_a_packed_page_that_is_damaged_is_lost_and_computed_again(tmp_path: Path) -> None:

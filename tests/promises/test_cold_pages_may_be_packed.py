@@ -31,6 +31,8 @@ from kv_cache_manager_v2 import (
 )
 from kv_cache_manager_v2.codecs.float8_codec import Float8Codec
 from kv_cache_manager_v2.testing import SimulatedDevice
+from kv_cache_manager_v2.journal.journal_reader import JournalError
+from kv_cache_manager_v2.testing.journal_rerun import RerunMismatch, rerun
 from kv_cache_manager_v2.testing.reversing_codec import ReversingCodec
 
 HEAD = 16
@@ -364,6 +366,25 @@ def test_pages_behind_a_window_do_not_end_an_exact_match() -> None:
         again.close()
 
 
+def test_a_journal_names_the_codec_and_is_repeated_without_it(tmp_path: Path) -> None:
+    """Slots below level 0 are those of packed pages, and exact requests refuse what the codec has packed; its code is not needed."""
+    path = tmp_path / "journal"
+    with KVCacheManager(float_config(4, 7 * PACKED_BYTES), device=HostDevice(), cold_page_codec=float8(), journal=path) as manager:
+        for number in range(12):
+            serve(manager, [*PROMPT[:4], *OTHERS[number % 4]], number, exact=number % 3 == 0)
+        digest = manager.state_digest()
+    again = rerun(path, HostDevice(), check_invariants=True)
+    assert again.digest == digest and again.num_calls > 40
+    data = path.read_bytes()
+    assert data.count(float8().identity.encode()) == 1
+    path.write_bytes(data.replace(b'"cold_bytes": [144]', b'"cold_bytes": [160]'))
+    with pytest.raises((RerunMismatch, JournalError), match="sequence|digest|result|call"):
+        rerun(path, HostDevice())
+    path.write_bytes(data.replace(b'"cold_bytes"', b'"cold_bites"'))
+    with pytest.raises(JournalError, match="describes no codec"):
+        rerun(path, HostDevice())
+
+
 def refuse(text: str, config: KVCacheManagerConfig, codec: Any, error: type[Exception] = ValueError, **arguments: Any) -> None:
     with pytest.raises(error, match=text):
         KVCacheManager(config, cold_page_codec=codec, **arguments)
@@ -375,7 +396,6 @@ def test_what_a_codec_does_not_reach_is_refused_by_name() -> None:
         TOKENS_PER_BLOCK, [ExternalCacheTierConfig([8])], config.layers, enable_partial_reuse=False, allow_seq_rebasing=False
     )
     refuse("the engine owns that memory", external, float8(), device=ExternalDevice())
-    refuse("journal is given with a cold_page_codec", config, float8(), device=HostDevice(), journal="/tmp/never_made")
     refuse("cold_page_codec must be a ColdPageCodec or None, not str", config, "float8", TypeError)
     refuse("not the class Float8Codec; make one", config, Float8Codec, TypeError)
     # A buffer has 64 numbers: no run of 48.

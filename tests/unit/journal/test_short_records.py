@@ -11,8 +11,8 @@ from kv_cache_manager_v2.journal.journal_writer import JournalWriter
 from kv_cache_manager_v2.reuse.digest_table import DigestTable
 from kv_cache_manager_v2.storage.decision_digest import DecisionDigest
 
-HEADER_BYTES = 6
-"""Four of magic, one of version, and the length of an empty configuration."""
+HEADER_BYTES = 7
+"""Four of magic, one of version, and the lengths of an empty configuration and of no codec."""
 
 
 def open_journal(path: Path) -> tuple[JournalWriter, CallJournal, DecisionDigest]:
