@@ -29,11 +29,6 @@ _NUM_PARTS: Final = 256
 class Block:
     __slots__ = ("first_page", "tokens", "parent", "only_child", "children", "num_pins", "_half", "_word")
 
-    # Numbers that no block has at once share memory: `num_co_owners` and `tokens_begin`, `num_shared_tokens` and `content_key`. So a block
-    # is 96 bytes, the garbage collector's 16 included; 97 would be 112.
-    num_pins: i32
-    """Open sequences whose published path ends here, or that list the block behind the end of theirs."""
-
     def __init__(self, first_page: i64) -> None:
         self.first_page: Final = first_page
         self.tokens = b""
@@ -44,7 +39,10 @@ class Block:
         """Found without a dict while there is no second child."""
         self.children: Children | None = None
         """All children, from the second one on."""
-        self.num_pins = 0
+        # Numbers that no block has at once share memory: `num_co_owners` and `tokens_begin`, `num_shared_tokens` and `content_key`. So a
+        # block is 96 bytes, the garbage collector's 16 included; 97 would be 112. In this order: the two of four bytes side by side.
+        self.num_pins: i32 = 0
+        """Open sequences whose published path ends here, or that list the block behind the end of theirs."""
         self._half: i32 = 0
         self._word: i64 = 0
 
