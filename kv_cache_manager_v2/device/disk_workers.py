@@ -42,7 +42,8 @@ from .wakeup import Wakeup
 _GATE_SECONDS: Final = 0.0002
 """The interval at which an idle worker looks at gates."""
 _WATCH_SECONDS: Final = 0.05
-"""The interval at which a waiting caller checks whether gates can open at all."""
+"""The interval at which a waiting caller checks whether gates can open at all, and hears of a signal that another thread took, or that came
+just before it waited."""
 
 _START: Final = -1  # in place of a task's index: the job is new
 _CLOSE: Final = -2  # without a job: each thread ends
@@ -151,15 +152,13 @@ class DiskWorkers(Drained):
         self._num_ended = 0
 
     def _wait_for_progress(self) -> None:
-        """Block until a worker has made progress since the last call of this method, even before this call."""
+        """Block until a worker has made progress since the last call of this method, even before this call; or for `_WATCH_SECONDS`."""
         if sys.is_finalizing() or os.getpid() != self._process:
             raise LogicError(
                 "a copy from or to a disk is not done, and the threads that move them are gone: Python is ending, or this process is a "
                 "fork of the one that has them"
             )
-        if self.watch is None or self._obstacle:
-            self._progress.acquire()
-        elif not self._progress.acquire(True, _WATCH_SECONDS):
+        if not self._progress.acquire(True, _WATCH_SECONDS) and self.watch is not None and not self._obstacle:
             self._obstacle = self.watch.find_obstacle()
 
     # -- on the workers' threads --------------------------------------------------------------------------------------

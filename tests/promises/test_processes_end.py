@@ -91,8 +91,10 @@ def end(how, device):
     if how == "cycle":
         cycle = [kept]
         cycle.append(cycle)
-    if how == "waiting":
+    if how.startswith("waiting"):
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        if how == "waiting, another thread takes it":
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         kept[1].resize(5 * TOKENS_PER_BLOCK)  # what was asked for is on its way, and the host waits for it
     if how == "__del__":
         class Engine:
@@ -172,7 +174,9 @@ def test_what_is_under_way_is_finished_first(how: str) -> None:
     assert ended.returncode == WAYS[how], ended.stderr
 
 
+@pytest.mark.parametrize("how", ["waiting", "waiting, another thread takes it"])
 @pytest.mark.parametrize("kind", ["host", "cuda"])
-def test_ctrl_c_while_the_host_waits_for_the_disk(kind: str) -> None:
-    ended = run(kind, "waiting", "hung")
+def test_ctrl_c_while_the_host_waits_for_the_disk(kind: str, how: str) -> None:
+    """A lock that waits hears of no signal that another thread takes, or that comes just before it waits."""
+    ended = run(kind, how, "hung")
     assert ended.stdout == "serving\n" and ended.returncode == -signal.SIGINT, ended.stderr
