@@ -373,16 +373,16 @@ class PagedKVCacheManager(KVCacheManager):
 
     def get_blocks(self, request_id: str) -> KVCacheBlocks:
         running = self._running.get(request_id)
-        if running is None:
-            return self.empty_kv_cache_blocks
-        return BlockIds(self._list_ids(running.kv_cache, 0), running.num_matched)
+        return self.empty_kv_cache_blocks if running is None else BlockIds(self._list_ids(running.kv_cache, 0), running.num_matched)
 
     def cache_blocks(self, request: Any, num_computed_tokens: int) -> None:
         self._latest.append(("cache_blocks", request.request_id, num_computed_tokens))
         self._commit_planned()
         running = self._running.get(request.request_id)
         if running is not None:
-            running.awaits_load = False
+            if running.awaits_load:
+                # The last token of a prompt is computed again, and reads what is in its window.
+                running.awaits_load, num_computed_tokens = False, min(num_computed_tokens, request.num_tokens - 1)
             if self.enable_caching:
                 self._commit(running, request, num_computed_tokens)
 

@@ -303,6 +303,13 @@ def test_what_a_connector_brings_outside_a_window_gets_no_block() -> None:
     (ids,) = calls.manager.allocate_slots(request, 1, 0, num_external_computed_tokens=96).get_block_ids()
     assert [block > 0 for block in ids] == [False, False, False, False, True, True, True]
     assert calls.manager.get_blocks("waiting").get_unhashed_block_ids_all_groups() == [ids[4:]]
+    # All of a prompt has come, and token 94 is computed again, which reads from 63 on: the last token of block 3.
+    request = calls.request("whole", TEXT[:95])
+    assert calls.manager.allocate_slots(request, 0, 0, num_external_computed_tokens=95, delay_cache_blocks=True) is not None
+    calls.manager.cache_blocks(request, 95)
+    request.num_computed_tokens = 94
+    assert calls.manager.allocate_slots(request, 1) is not None
+    assert [block > 0 for block in calls.manager.get_block_ids("whole")[0]] == [False, False, False, True, True, True]
     calls.close()
 
 

@@ -51,6 +51,8 @@ class Asked:
     """Images: offset, length and identifier. Their tokens are all alike."""
     is_embedded: bool = False
     """Whether the prompt is embeddings, and no token ids."""
+    peer: tuple[int, bool] = (0, False)
+    """How much of the prompt another engine has computed, and whether the request waits for it, or its first step loads it."""
     turns: tuple[list[int], ...] = ()
     """Of a streaming session: what comes behind each answer, which loses its last token by that."""
 
@@ -58,7 +60,7 @@ class Asked:
         """The request; with ``prompt`` one that goes on with the session, or ends it if that is empty."""
         sampling = SamplingParams(
             temperature=0, max_tokens=self.max_tokens, ignore_eos=True, detokenize=False,
-            stop_token_ids=[] if self.stop is None else [self.stop], extra_args={"salt": self.salt},
+            stop_token_ids=[] if self.stop is None else [self.stop], extra_args={"salt": self.salt, "peer": self.peer},
         )  # fmt: skip
         places = [(PlaceholderRange(offset=offset, length=length), name) for offset, length, name in (self.items if prompt is None else ())]
         embeds = torch.tensor(self.prompt, dtype=torch.float32)[:, None] if self.is_embedded else None
@@ -107,6 +109,8 @@ def choose_shape(chance: random.Random, kinds: tuple[str, ...]) -> Shape:
         shape = replace(shape, policy="priority")
     if "state" in shape.layers and chance.random() < 0.5:
         shape = replace(shape, exports_states=True)
+    if "peer" in kinds:
+        shape = replace(shape, has_peer=True)
     if "tiers" in kinds:
         block_bytes = 16 * shape.block_size * len(shape.layers)
         tiers: dict[str, Any] = {"host_bytes": block_bytes * chance.choice([1, 5, 20, 200])}
@@ -144,6 +148,12 @@ def choose_sessions(chance: random.Random, asked: list[Asked]) -> list[Asked]:
             one = replace(one, turns=tuple(turns), max_tokens=min(one.max_tokens, 30))
         found.append(one)
     return found
+
+
+def choose_peers(chance: random.Random, asked: list[Asked]) -> list[Asked]:
+    """Half of the prompts have been computed elsewhere, whole or in part."""
+    peers = [(chance.choice([len(one.prompt), chance.randrange(1, len(one.prompt) + 1)]), chance.random() < 0.7) for one in asked]
+    return [replace(one, peer=peer) if chance.random() < 0.5 else one for one, peer in zip(asked, peers, strict=True)]
 
 
 def choose_requests(chance: random.Random, shape: Shape, count: int) -> list[Asked]:
@@ -217,7 +227,7 @@ class History:
         waiting = deque(self.asked)
         leaving = sorted((one.aborted_at, one.name) for one in self.asked if one.aborted_at is not None)
         going_on: list[tuple[int, Asked, list[int]]] = []
-        while waiting or going_on or self.scheduler.has_requests() or self.in_flight:
+        while waiting or going_on or self.scheduler.has_requests() or self.in_flight or self.workers[0].awaited:
             self.step += 1
             if self.step > max_steps:
                 raise WrongTagError(f"{self.where}: after {max_steps} steps there are {self.scheduler.get_request_counts()} requests")
@@ -267,6 +277,8 @@ class History:
             self.scheduler.finish_requests(gone, RequestStatus.FINISHED_ABORTED)
         names = list(sampled)
         result = ModelRunnerOutput(names, {name: index for index, name in enumerate(names)}, [sampled[name] for name in names])
+        if self.engine.shape.has_peer:
+            result.kv_connector_output = self._let_some_load()
         if self.engine.shape.tiers:
             result.kv_connector_output = KVConnectorOutput(kv_connector_worker_meta=self._reports())
         for outputs in self.scheduler.update_from_output(output, result).values():
@@ -290,6 +302,18 @@ class History:
         for worker in self.workers[1:]:
             while worker.delivered and (worker.rank == 1 or self.chance.random() < 0.5):
                 worker.execute()
+
+    def _let_some_load(self) -> KVConnectorOutput:
+        """Loads that are done; one in five has failed, and is to be computed."""
+        done = {name for name in self.workers[0].awaited if self.chance.random() < 0.3}
+        failed = {name for name in sorted(done) if self.chance.random() < 0.2}
+        for worker in self.workers:
+            for name in sorted(done):
+                if name in failed:
+                    del worker.awaited[name]
+                else:
+                    worker.load(name)
+        return KVConnectorOutput(finished_recving=done, failed_recving=failed)
 
     def _reports(self) -> Any:
         """Of all workers, pickled and put together as vLLM does it."""
@@ -317,6 +341,8 @@ def make_history(name: str, seed: int, kinds: tuple[str, ...], canary: Canary | 
     # A turn's last step may be in flight when it is cut: a recurrent state has the token by then, with vLLM's own cache manager too.
     if "sessions" in kinds and not shape.num_drafts and shape.num_stages == 1 and not (shape.is_async and "state" in shape.layers):
         asked = choose_sessions(chance, asked)
+    if "peer" in kinds:
+        asked = choose_peers(chance, asked)
     history = History(engine, asked, chance, f"{name}, seed {seed}, {' '.join(kinds)}, {shape}", canary or Canary())
     # A paused session keeps its blocks, and vLLM resets no cache beside it.
     if "resets" in kinds and not any(one.turns for one in asked):

@@ -71,6 +71,8 @@ class Shape:
     tiers: dict[str, Any] = field(default_factory=dict)
     """What `TieredConnector` is told; empty for none."""
     num_workers: int = 1
+    has_peer: bool = False
+    """Whether another engine has computed some of the prompts."""
 
 
 GEMMA = ("window",) * 5 + ("full",)
@@ -112,6 +114,11 @@ def make_config(shape: Shape) -> VllmConfig:
         config.kv_transfer_config = KVTransferConfig(
             kv_connector="TieredConnector", kv_connector_module_path="kv_cache_manager_v2.integrations.vllm_connector",
             kv_role="kv_both", kv_connector_extra_config=shape.tiers,
+        )  # fmt: skip
+    if shape.has_peer:
+        config.kv_transfer_config = KVTransferConfig(
+            kv_connector="NixlConnector", kv_connector_module_path="integrations.vllm_peer_connector", kv_role="kv_both",
+            kv_load_failure_policy="recompute",
         )  # fmt: skip
     config.cache_config.kv_cache_layout = "LBNHC"
     config.cache_config.num_gpu_blocks = shape.num_blocks

@@ -114,6 +114,7 @@ class ToyWorker:
         self.is_async = engine.shape.is_async
         self.max_ahead = self.num_drafts * (engine.config.max_concurrent_batches - 1)
         self.connector: Any = None
+        self.has_peer = engine.shape.has_peer
         self.memory = np.full((engine.shape.num_blocks, self.size), -1, dtype=np.int64)
         if engine.shape.tiers:
             self.memory = self._connect(engine)
@@ -134,7 +135,9 @@ class ToyWorker:
         """Of the connector, for each of these steps."""
         self.num_checked = 0
         self.num_loaded = 0
-        """Blocks that came from a tier below."""
+        """Blocks that came from a tier below, or requests that another engine has computed."""
+        self.awaited: dict[str, Any] = {}
+        """Loads that requests wait for, which come when they like."""
 
     def _connect(self, engine: Any) -> np.ndarray[Any, Any]:
         """The real connector's half for workers, over an allocation as vLLM's; the tags are in one of the layers, another for each rank."""
@@ -166,6 +169,11 @@ class ToyWorker:
             self.connector.handle_preemptions(output.kv_connector_metadata)
             self.num_loaded += sum(to_level == 0 for _, _, to_level, _, _ in output.kv_connector_metadata.copies)
             self.reports.append(self.connector.build_connector_worker_meta())
+        if self.has_peer:
+            for load in output.kv_connector_metadata.loads:
+                self.awaited[load[0]] = load
+                if not load[1]:
+                    self.load(load[0])
         for copy in output.kv_cache_block_copies or ():
             self.memory[copy.dst_block_id] = self.memory[copy.src_block_id]
         work = [self._begin(name, count, output) for name, count in output.num_scheduled_tokens.items()]
@@ -177,6 +185,20 @@ class ToyWorker:
             self._read(held, end, tags)
         self.results.append({held.name: self._sample(held, end, tags, output) for held, end, tags in work})
         self.last_names = [held.name for held, _, _ in work]
+
+    def load(self, name: str) -> None:
+        """Write what another engine has computed."""
+        _, _, begin, end, ids, first, tokens = self.awaited.pop(name)
+        tags = Held(name, first, [], tokens, 0).tags_of(tokens)[begin:end]
+        self.num_loaded += 1
+        for group, table in enumerate(ids):
+            positions = np.arange(begin, end)
+            blocks = np.array(table, dtype=np.int64)[positions // self.size]
+            # Outside a window are none.
+            has_block = blocks > 0
+            places = blocks[has_block], positions[has_block] % self.size
+            self.memory[places] = tags[has_block] ^ self.salts[group]
+            self.writers[places] = (self.step, int(name.rpartition("-")[2]))
 
     def _update(self, output: Any) -> None:
         for name in output.finished_req_ids:
