@@ -7,7 +7,7 @@ gives the same codes.
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +18,10 @@ from ..device.host_array import host_bytes
 from ..device.port import Device, HostKernel, MemoryAccess
 from ..layout.slot_desc import SlotDescVariant
 
-Floats = npt.NDArray[np.float32]
-Codes = npt.NDArray[np.uint8]
-Scales = npt.NDArray[np.int16]
-Bytes = npt.NDArray[np.uint8]
+Floats: TypeAlias = npt.NDArray[np.float32]
+Codes: TypeAlias = npt.NDArray[np.uint8]
+Scales: TypeAlias = npt.NDArray[np.int16]
+Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 _ITEM_BYTES: Final = {"float32": 4, "float16": 2, "bfloat16": 2}
 _LARGEST: Final = {"float32": float(np.finfo(np.float32).max), "float16": 65504.0, "bfloat16": float(2.0**127 * (2 - 2.0**-7))}
