@@ -113,6 +113,7 @@ class LearnedQueue(RequestRuns):
         What is taken along leaves its segment, and becomes of the leading page's class, so it shares its segment.
         """
         run = vec[i64]()
+        taken = vec[i64]()
         rows = self._rows
         notes = self._notes.notes
         for position in range(count):
@@ -127,9 +128,18 @@ class LearnedQueue(RequestRuns):
                 if note & STATUS_MASK == IN_SEGMENT and self._table.queue_of(segment_of_note(note)) == self._number:
                     if len(run) == 0:
                         run = pages[: position + 1]
-                    self.remove(first_page + life_cycle)
-                    notes[first_page + life_cycle] = notes[page]
                     run = append(run, first_page + life_cycle)
+                    taken = append(taken, first_page + life_cycle)
+        begin: i64 = 0
+        while begin < len(taken):
+            segment = segment_of_note(self._notes.get(taken[begin]))
+            end = self._notes.change_run(in_segment(segment, 0), in_segment(segment, 0), taken, begin, len(taken))
+            self.remove_run(segment, taken, begin, end)
+            self.records.note_left(segment, end - begin)
+            self._free_if_empty(segment)
+            for position in range(begin, end):
+                notes[taken[position]] = notes[mates.first_page(taken[position]) + mates.leading]
+            begin = end
         return run
 
     def push_described(self, page: i64, description: i64, passed: i64) -> None:
@@ -148,8 +158,7 @@ class LearnedQueue(RequestRuns):
     def push_run_first(self, pages: vec[i64], count: i64) -> None:
         notes = self._notes.notes
         for position in range(count):
-            note = i64(notes[pages[position]])
-            entry: int = in_use(uses_of_note(note) if note != UNKNOWN else 1, 0, False) | FIRST_BIT
+            entry: int = in_use(max(uses_of_note(i64(notes[pages[position]])), 1), 0, False) | FIRST_BIT
             notes[pages[position]] = entry
         super().push_run_first(pages, count)
 
@@ -404,9 +413,8 @@ class LearnedQueue(RequestRuns):
         if page == NO_VICTIM or not is_dropped or self.stands_first(page):
             return page
         oldest = self.records.find_oldest(self._number, segment_of_note(self._notes.get(page)))
-        at = oldest * SEGMENT_WORDS
-        if oldest != NO_SEGMENT and self._table.words[at + KEY] >> PRIORITY_SHIFT == self._rows.priority(page):
-            return self._table.words[at + SEGMENT_PLACE] & LOW
+        if oldest != NO_SEGMENT and self._table.words[oldest * SEGMENT_WORDS + KEY] >> PRIORITY_SHIFT == self._rows.priority(page):
+            return self._table.words[oldest * SEGMENT_WORDS + SEGMENT_PLACE] & LOW
         return page
 
     def list_following(self, page: i64, pages: vec[i64], begin: i64, end: i64) -> i64:

@@ -236,7 +236,7 @@ class RequestRuns(ValueLines):
             note = i64(notes[page])
             if note != note_before:
                 note_before = note
-                uses = 1 if note == UNKNOWN else uses_of_note(note)
+                uses = max(uses_of_note(note), 1)
                 class_of_note = ((note >> AGE_SHIFT) & AGE_MASK) << AGE_TRAIT | level_of_uses(uses) | request.continues << CONTINUES_SHIFT
             first_block = self._num_blocks
             block = rows.block_number(page)

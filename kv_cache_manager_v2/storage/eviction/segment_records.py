@@ -360,7 +360,7 @@ class SegmentRecords:
         if self.table.words[segment * SEGMENT_WORDS + COUNTS] & LOW > 0:
             self.renew_value(segment)
         elif edge == NUM_BUCKETS:
-            self.forget(segment)
+            self.take_ghosts(segment)
 
     # -- what is gone -------------------------------------------------------------------------------------------------
 
@@ -372,9 +372,7 @@ class SegmentRecords:
         other = self.ghosts.find(top_key)
         if other != NO_SEGMENT and other != segment:
             # The same content, evicted once more: what is younger counts.
-            self._take_ghosts(other)
-            if words[other * SEGMENT_WORDS + COUNTS] & LOW == 0:
-                table.free(other)
+            self.take_ghosts(other)
         if words[at + TOP] != 0:
             self.ghosts.take(segment)
         else:
@@ -398,30 +396,21 @@ class SegmentRecords:
         return bucket
 
     def take_ghosts(self, segment: i64) -> None:
-        """They have come back, or cannot be found any more."""
-        self._take_ghosts(segment)
-        if self.table.words[segment * SEGMENT_WORDS + COUNTS] == 0:
-            self.table.free(segment)
-
-    def _take_ghosts(self, segment: i64) -> None:
+        """They have come back, are forgotten, or cannot be found any more; so is the segment if it has no pages."""
         words = self.table.words
         at = segment * SEGMENT_WORDS
-        counts = words[at + COUNTS]
-        self.table.num_ghosts -= counts >> HIGH_SHIFT
-        words[at + COUNTS] = counts & LOW
+        self.table.num_ghosts -= words[at + COUNTS] >> HIGH_SHIFT
+        words[at + COUNTS] &= LOW
         if words[at + TOP] != 0:
             self.ghosts.take(segment)
-
-    def forget(self, segment: i64) -> None:
-        """A segment without pages."""
-        self._take_ghosts(segment)
-        self.table.free(segment)
+        if words[at + COUNTS] == 0:
+            self.table.free(segment)
 
     def _forget_one(self) -> bool:
         segment = self.table.next_one(False)
         if segment == NO_SEGMENT:
             return False
-        self.forget(segment)
+        self.take_ghosts(segment)
         return True
 
     # -- for checks ---------------------------------------------------------------------------------------------------
