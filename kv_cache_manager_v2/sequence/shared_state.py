@@ -121,9 +121,6 @@ class RecurrentRules:
         "has_warned_of_snapshots",
     )  # fmt: skip
 
-    learned_placement: Final[LearnedPlacement | None]
-    """None where there is no recurrent state, or the policy has another placement."""
-
     def __init__(
         self, storage: PageStorage, tree: RadixTree, matcher: Matcher, life_cycle: int | None, config: KVCacheManagerConfig
     ) -> None:
@@ -134,7 +131,8 @@ class RecurrentRules:
         """None where there is no recurrent state."""
         self.snapshot_policy: Final[SnapshotPolicy] = policy
         learns = life_cycle is not None and policy.placement == "learned"
-        self.learned_placement = LearnedPlacement(storage, life_cycle or 0, config.tokens_per_block) if learns else None
+        self.learned_placement: Final = LearnedPlacement(storage, life_cycle or 0, config.tokens_per_block) if learns else None
+        """None where there is no recurrent state, or the policy has another placement."""
         self.max_snapshots_per_path: Final[i64] = 0 if policy.max_per_path is None else policy.max_per_path
         """0: any number."""
         self.commit_snapshots: Final[dict[int, int]] = {}
@@ -164,9 +162,6 @@ class Traffic:
         "mover", "room_count", "room", "onboarding", "early_copies", "takes_no_copies", "is_external", "first_written_end", "demand",
     )  # fmt: skip
 
-    early_copies: Final[EarlyCopies | None]
-    """None where pages are written down when they have to go, or there is no lower level."""
-
     def __init__(self, storage: PageStorage, mover: PageMover, config: KVCacheManagerConfig) -> None:
         self.mover: Final = mover
         self.room_count: Final = RoomCount(storage)
@@ -174,7 +169,8 @@ class Traffic:
         self.onboarding: Final = Onboarding(storage, self.room, mover)
         writes_durable = storage.durable is not None and not storage.durable.is_read_only
         writes_early = writes_durable or (config.write_policy == "through" and storage.last_level > 0)
-        self.early_copies = EarlyCopies(storage, self.room, config.min_offload_priority) if writes_early else None
+        self.early_copies: Final = EarlyCopies(storage, self.room, config.min_offload_priority) if writes_early else None
+        """None where pages are written down when they have to go, or there is no lower level."""
         self.takes_no_copies: Final[bool] = config.takes_no_copies
         self.is_external: Final[bool] = config.is_external
         """As in the configuration."""

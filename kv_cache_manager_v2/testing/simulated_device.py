@@ -69,7 +69,6 @@ class SimulatedDevice(RangedDevice):
 
     seed: Final[int]
     faults: Final[FaultPlan]
-    _queues: Final[dict[int, StreamQueue]]  # by handle
 
     def __init__(
         self,
@@ -101,7 +100,7 @@ class SimulatedDevice(RangedDevice):
         self._disks: Final = SimulatedDisks()
         self._detector: Final = RaceDetector(self._memory, log_length)
         self._scheduler: Final = StreamScheduler(self._random, is_eager)
-        self._queues = {_DEFAULT_STREAM: self._scheduler.add_stream(_DEFAULT_STREAM, self._detector.host_clock)}
+        self._queues: Final = {_DEFAULT_STREAM: self._scheduler.add_stream(_DEFAULT_STREAM, self._detector.host_clock)}  # by handle
         self._free_stream_handles: Final[list[int]] = []
         self._next_stream: int = _DEFAULT_STREAM + 1
         self._events: Final[dict[int, SimulatedEvent]] = {}  # by handle, until the caller releases it

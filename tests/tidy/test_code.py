@@ -96,6 +96,40 @@ def test_states_that_many_files_share_are_values_with_names() -> None:
     assert {name: count for name, count in found.items() if count > MOST_ATTRIBUTES[name]} == {}
 
 
+DECLARED_TWICE: Final = {
+    # In memory as in the class body: what a step looks at lies together.
+    "SequenceState",
+    # Their `__init__` would not fit a screen.
+    "KVCacheManager", "KVCacheEventPublisher", "Scenario",
+}  # fmt: skip
+# Its classes still declare them twice.
+DECLARES_TWICE: Final = "kv_cache_manager_v2/storage/eviction/"
+
+
+def test_attributes_are_declared_where_they_are_made() -> None:
+    """By `__init__`, once; in the class body stand what users read of exported classes, and what others than `__init__` set."""
+    exported = {
+        name
+        for source in package_sources() if source.name.endswith("__init__.py")
+        for node in ast.walk(source.tree) if isinstance(node, ast.ImportFrom | ast.Constant)
+        for name in ([node.value] if isinstance(node, ast.Constant) else [alias.asname or alias.name for alias in node.names])
+    }  # fmt: skip
+    found = []
+    for source in package_sources():
+        classes = [node for node in ast.walk(source.tree) if isinstance(node, ast.ClassDef) and node.name not in DECLARED_TWICE]
+        for node in classes if not source.name.startswith(DECLARES_TWICE) else []:
+            made = {
+                ast.unparse(statement.targets[0]).removeprefix("self.")
+                for member in node.body if isinstance(member, ast.FunctionDef) and member.name == "__init__"
+                for statement in member.body if isinstance(statement, ast.Assign) and len(statement.targets) == 1
+            }  # fmt: skip
+            for member in node.body:
+                if isinstance(member, ast.AnnAssign) and isinstance(member.target, ast.Name) and member.target.id in made:
+                    if member.target.id.startswith("_") or node.name not in exported:
+                        found.append(f"{source.at(member)}: declare {node.name}.{member.target.id} in __init__, with its value")
+    assert not found, "\n" + "\n".join(found)
+
+
 def test_compiled_code_hides_no_error_of_an_attribute() -> None:
     """Compiled, `hasattr` takes whatever the value raises for "no": `has_attribute` of base/checks.py does not. Modules raise nothing."""
     found = [

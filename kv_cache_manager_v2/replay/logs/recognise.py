@@ -56,8 +56,6 @@ class RecognisedLog:
 
     __slots__ = ("file", "format_name", "_container", "_columns")
 
-    _columns: Final[tuple[str, ...]]
-
     def __init__(self, file: LogFile) -> None:
         """`BadInputError` if it is no log of a known format."""
         self.file: Final = file
@@ -67,7 +65,7 @@ class RecognisedLog:
         first = _first_lines(file)
         begin = first[0] if len(first) > 0 else b""
         self._container: Final[str] = _container_of(file, begin, first[1:])
-        self._columns = tuple([name.strip() for name in next(csv.reader([_decode(begin)]))]) if self._container == _ROWS else ()
+        self._columns: Final = tuple([name.strip() for name in next(csv.reader([_decode(begin)]))]) if self._container == _ROWS else ()
         self.format_name: Final[str] = self._recognise_columns() if self._container == _ROWS else self._recognise_records()
 
     def make_reader(self, options: LogOptions, is_dense: bool) -> LogReader:
