@@ -136,6 +136,11 @@ gains: compiled ## vLLM's scheduler with its cache manager and with this one, on
 	$(COMPILED):$(CURDIR)/tests OMP_NUM_THREADS=1 build/vllm/bin/python -P benchmarks/gains.py $(GAINS)
 
 TRACES ?=
+.PHONY: eviction-table
+eviction-table: compiled ## The measurements of docs/eviction.md anew (TRACES="chat=a.jsonl synthetic=b.jsonl agents=c.jsonl --write").
+	@test -n "$(TRACES)" || { echo "name traces in the Mooncake format: make eviction-table TRACES=\"chat=a.jsonl agents=b.jsonl\""; exit 1; }
+	$(COMPILED) $(VENV_PYTHON) -P benchmarks/eviction_table.py $(TRACES)
+
 .PHONY: check-policies
 check-policies: interpreted ## LRU, LFU, ARC, S3-FIFO and the optimum beside libCacheSim's, on traces without prefixes (TRACES="a.jsonl b.jsonl").
 	@test -n "$(TRACES)" || { echo "name traces in the Mooncake format: make check-policies TRACES=..."; exit 1; }
