@@ -54,6 +54,7 @@ from kv_cache_manager_v2.replay.workload import ListedWorkload
 from kv_cache_manager_v2.stats.guarded_clock import GuardedClock
 from kv_cache_manager_v2.testing import FakeEngine, SimulatedDevice, Step
 from kv_cache_manager_v2.testing.faults import FaultPlan
+from kv_cache_manager_v2.replay.sized_codec import SizedCodec
 from kv_cache_manager_v2.testing.recorded_codec import RecordedCodec
 from kv_cache_manager_v2.testing.reversing_codec import ReversingCodec
 
@@ -258,6 +259,7 @@ class Samples:
             FaultPlan(),
             RecordedCodec(b'{"identity": "a/1", "is_lossless": true, "cold_bytes": [1]}'),
             ReversingCodec(3),
+            SizedCodec(ReversingCodec(3)),
             Step(sequence, [1], prompt),
             PlainConsole(io.StringIO(), io.StringIO()),
             Console(),

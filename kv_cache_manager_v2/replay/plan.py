@@ -84,6 +84,8 @@ class ReplayPlan:
     """Of every tier."""
     snapshot_placement: str | None = None
     """Of `SnapshotPolicy`; None: that of ``base``, or "fixed"."""
+    codec: str | None = None
+    """Packs the pages of the levels below the GPU, by its name (`CODEC_NAMES`); None: they stay as they are."""
     base: KVCacheManagerConfig | None = None
     """A whole configuration, of which all is taken that the plan does not say."""
 

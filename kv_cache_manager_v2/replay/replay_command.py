@@ -39,6 +39,7 @@ from .result_file import write_result
 from .serving_limits import ServingLimits
 from .served_model import ServedModel
 from .service_clock import StepTime, parse_step_time
+from .sized_codec import CODEC_NAMES
 from .spaced_workload import SpacedWorkload
 from .tier_option import LowerTier, TierSizes, parse_tiers
 from .timeline import Timeline
@@ -93,6 +94,10 @@ def _add_machine_options(parser: argparse.ArgumentParser) -> None:
     machine.add_argument(
         "--write-policy", choices=("back", "through"),
         help="with --tiers: back, pages are written to the next level when they are evicted; through, early (default: back)",
+    )  # fmt: skip
+    machine.add_argument(
+        "--codec", choices=CODEC_NAMES,
+        help="with --tiers: the levels below the GPU hold packed keys and values, as many as this codec makes of bfloat16",
     )  # fmt: skip
     machine.add_argument(
         "--pool-ratio", type=to_ratio, metavar="LIST",
@@ -253,6 +258,10 @@ def _validate_options(options: argparse.Namespace, parser: argparse.ArgumentPars
         parser.error("give --speculate or --beams, not both")
     if options.write_policy is not None and (options.tiers is None or len(options.tiers.lower) == 0):
         parser.error("--write-policy is about tiers below the GPU; give some, as in --tiers gpu=64MiB,host=256MiB")
+    if options.codec is not None and (options.tiers is None or len(options.tiers.lower) == 0):
+        parser.error("--codec is about tiers below the GPU; give some, as in --tiers gpu=64MiB,host=256MiB")
+    if options.codec is not None and (options.verify or options.durable):
+        parser.error("--codec counts the bytes of packed pages and packs none, so leave out --verify and --durable")
     _validate_durable(options, parser)
     if options.skip_bad and options.trace is None:
         parser.error("--skip-bad is about the lines of a TRACE, and none is given")
@@ -348,7 +357,8 @@ def _plan(options: argparse.Namespace, model: ServedModel, workload: Workload, s
         scratch=options.scratch or (base is not None and base.enable_swa_scratch_reuse),
         seed=None if options.trace is not None else options.seed,
         skipped_lines=skipped_lines,
-        notes=notes,
+        notes=notes if options.codec is None else (*notes, f"below the GPU, keys and values are as small as {options.codec} packs them"),
+        codec=options.codec,
         eviction_policy=EvictionPolicy.LEARNED if base is None else base.cache_tiers[0].eviction_policy,
         arrivals=options.arrivals,
         step_time=options.step_time,

@@ -35,6 +35,7 @@ from .recorder import CallRecorder
 from .report import LayerGroupFigures, PoolGroupFigures, ReplayReport, call_figures
 from .scheduler import Scheduler
 from .service_clock import ServiceClock
+from .sized_codec import make_codec
 from .tier_figures import tier_figures, transfer_figures
 from .timed_calls import TimedCalls
 from .timeline import Timeline
@@ -66,9 +67,9 @@ def _run(plan: ReplayPlan, console: Console, timeline: Timeline | None, temporar
             config = plan.manager_config(device, temporary_folder)
         except ValueError as error:
             raise PlanError(str(error)) from error
-        with _make_manager(config, device) as manager:
+        with _make_manager(plan, config, device) as manager:
             if plan.disaggregate:
-                with _make_manager(config, device) as decode_manager:
+                with _make_manager(plan, config, device) as decode_manager:
                     return _serve(_Replayer(plan, console, manager, decode_manager, timeline), config, device)
             return _serve(_Replayer(plan, console, manager, None, timeline), config, device)
     finally:
@@ -91,9 +92,9 @@ def _make_device(plan: ReplayPlan) -> Device:
         raise PlanError(f"device {plan.device}: {error}") from error
 
 
-def _make_manager(config: KVCacheManagerConfig, device: Device) -> KVCacheManager:
+def _make_manager(plan: ReplayPlan, config: KVCacheManagerConfig, device: Device) -> KVCacheManager:
     try:
-        return KVCacheManager(config, device=device)
+        return KVCacheManager(config, device=device, cold_page_codec=make_codec(plan.codec))
     except (ValueError, OutOfMemoryError) as error:
         raise PlanError(f"{error} (see --memory, --tiers, --shrink and --pool-ratio)") from error
     except (CudaError, LogicError, StorageIOError) as failure:  # another name: mypyc gives one name one type

@@ -119,6 +119,24 @@ def test_other_tiers_are_wrong_usage(text: str, capsys: pytest.CaptureFixture[st
     assert "gpu=" in capsys.readouterr().err
 
 
+def test_a_codec_brings_slots_hits_and_fewer_bytes(tmp_path: Path) -> None:
+    """One prompt after another over host memory that is too small: 32 numbers of bfloat16, 64 bytes, are 2 + 16 as int4."""
+    found = {}
+    for codec in ([], ["--codec", "float8"], ["--codec", "int4"]):
+        report = tmp_path / "report.json"
+        arguments = ["--model", "llama-3-8b", "--tiers", "gpu=1GiB,host=1GiB", "--limit", "300", "--workload", "chat"]
+        assert main(["replay", *arguments, *codec, "--quiet", "--json", str(report)]) == 0
+        values = json.loads(report.read_text())
+        found[codec[-1] if codec else ""] = values
+        down = [one for one in values["transfers"] if one["target_level"] > 0]
+        page_bytes = {one["bytes"] / one["pages"] for one in down}
+        assert page_bytes == {{"": 2**22, "float8": 2**21 * 514 / 512, "int4": 2**22 * 18 / 64}[codec[-1] if codec else ""]}
+    slots = {name: values["tiers"][1]["total_slots"] for name, values in found.items()}
+    assert slots == {"": 256, "float8": 2**30 // (2**21 * 514 // 512), "int4": 2**30 // (2**22 * 18 // 64)}
+    assert found[""]["hit_tokens"] < found["float8"]["hit_tokens"] <= found["int4"]["hit_tokens"]
+    assert any("int4" in note for note in found["int4"]["notes"])
+
+
 def test_the_command_verifies_over_a_disk(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     tiers = f"gpu=1MiB,host=256KiB,disk=16MiB:{tmp_path}"

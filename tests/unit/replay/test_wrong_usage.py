@@ -20,6 +20,8 @@ WRONG = {
     "replay --max-running 64 --token-budget 8": "token_budget is 8, under max_running 64",
     "replay trace --workload chat": "give a TRACE or --workload, not both", "replay --tokenizer x": "--tokenizer is about a TRACE",
     "replay --write-policy through": "--tiers gpu=", "replay --tiers gpu=8GiB --write-policy back": "--tiers gpu=",
+    "replay --codec int4": "--tiers gpu=", "replay --codec int4 --tiers gpu=1MiB,host=1MiB --verify": "leave out --verify",
+    "replay --codec zstd --tiers gpu=1MiB,host=1MiB": "'zstd'",
     "replay --skip-bad": "--skip-bad", "replay --trace-block 16": "and none is given",
     "replay --report one.html --json one.html": "--json one.html and --report one.html are one file",
     "replay --report /no/where/out.html": "--report /no/where/out.html: there is no such folder",

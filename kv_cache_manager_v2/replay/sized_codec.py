@@ -1,0 +1,55 @@
+"""Codecs of a replay by their names: the sizes of real ones, without their work, as no byte is checked."""
+
+from collections.abc import Sequence
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+from .. import ColdPageCodec, Device, SlotDescVariant
+from ..codecs.float8_codec import Float8Codec
+from ..codecs.int4_codec import Int4Codec
+
+CODEC_NAMES: Final = ("float8", "int4")
+_DTYPE: Final = "bfloat16"
+_VALUES_PER_SCALE: Final = {"float8": 512, "int4": 32}
+_ROLES: Final = ("key", "value")
+"""What is packed; recurrent states are not."""
+
+
+@final
+@mypyc_attr(native_class=True)
+class SizedCodec(ColdPageCodec):
+    """A codec that leaves all bytes as they are, with the name and the sizes of another one."""
+
+    __slots__ = ("_codec",)
+
+    def __init__(self, codec: ColdPageCodec) -> None:
+        self._codec: Final = codec
+
+    @property
+    def identity(self) -> str:
+        return self._codec.identity
+
+    @property
+    def is_lossless(self) -> bool:
+        return self._codec.is_lossless
+
+    def cold_bytes(self, page: SlotDescVariant) -> int:
+        return self._codec.cold_bytes(page)
+
+    def encode(
+        self, device: Device, stream: int, page: SlotDescVariant, hot_addresses: Sequence[Sequence[int]], cold_addresses: Sequence[int]
+    ) -> None:
+        pass
+
+    def decode(
+        self, device: Device, stream: int, page: SlotDescVariant, hot_addresses: Sequence[Sequence[int]], cold_addresses: Sequence[int]
+    ) -> None:
+        pass
+
+
+def make_codec(name: str | None) -> SizedCodec | None:
+    if name is None:
+        return None
+    kind = Float8Codec if name == "float8" else Int4Codec
+    return SizedCodec(kind(_DTYPE, _VALUES_PER_SCALE[name], _ROLES))
