@@ -6,8 +6,3 @@ from mypy_extensions import i64
 def ceil_div(value: i64, divisor: i64) -> i64:
     """The least ``n`` with ``n * divisor >= value``."""
     return (value + divisor - 1) // divisor
-
-
-def round_up(value: i64, multiple: i64) -> i64:
-    """The least multiple of ``multiple`` that is not under ``value``."""
-    return (value + multiple - 1) // multiple * multiple

@@ -24,14 +24,10 @@ class BlockMates:
 
     __slots__ = ("leading", "others", "_rows")
 
-    leading: Final[i64]
-    others: Final[vec[i64]]
-    _rows: Final[PageRows]
-
     def __init__(self, rows: PageRows, leading: i64, others: vec[i64]) -> None:
-        self.leading = leading
-        self.others = others
-        self._rows = rows
+        self.leading: Final = leading
+        self.others: Final = others
+        self._rows: Final = rows
 
     def first_page(self, page: i64) -> i64:
         rows = self._rows

@@ -22,18 +22,13 @@ _MASK: Final = (1 << 62) - 1
 class GhostRuns:
     __slots__ = ("num_runs", "_links", "_buckets", "_table")
 
-    num_runs: i64
-    _links: vec[i32]
-    """At 2 x segment the next one in its bucket, at 2 x bucket + 1 the first one there; NO_SEGMENT where there is none. A bucket comes with
-    a run, so there are as few of them as of segments."""
-    _buckets: Final[GrowingBuckets]
-    _table: Final[SegmentTable]
-
     def __init__(self, table: SegmentTable) -> None:
-        self.num_runs = 0
+        self.num_runs: i64 = 0
         self._links = vec[i32]([NO_SEGMENT, NO_SEGMENT])
-        self._buckets = GrowingBuckets()
-        self._table = table
+        """At 2 x segment the next one in its bucket, at 2 x bucket + 1 the first one there; NO_SEGMENT where there is none. A bucket comes
+        with a run, so there are as few of them as of segments."""
+        self._buckets: Final = GrowingBuckets()
+        self._table: Final = table
 
     def reserve(self, num_segments: i64) -> None:
         """Take addresses for runs of so many, so that none of them is moved when another one comes."""

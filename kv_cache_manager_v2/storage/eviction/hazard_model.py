@@ -101,26 +101,14 @@ _NUM_WAITING: Final = NUM_BUCKETS - 1
 class HazardModel:
     __slots__ = ("_weights", "_squares", "_table", "_widths", "_shifts", "_masks", "_bases", "_places", "_places_of", "_num_places")
 
-    _weights: Final[vec[float]]
-    _squares: Final[vec[float]]
-    """Of each weight: the sum of its squared gradients."""
-    _table: Final[vec[float]]
-    """The logistic function."""
-    _widths: Final[vec[float]]
-    _shifts: Final[vec[i64]]
-    _masks: Final[vec[i64]]
-    _bases: Final[vec[i64]]
-    _places: Final[vec[i64]]
-    """Where the rows of the traits looked at last begin: that of the bias, those of the features, and of the hints that were given."""
-    _places_of: i64
-    _num_places: i64
-
     def __init__(self) -> None:
-        self._weights = vec[float]([0.0] * _NUM_WEIGHTS)
-        self._squares = vec[float]([_FIRST_SQUARE] * _NUM_WEIGHTS)
-        self._table = vec[float]([float(int(entry)) * _SCALE for entry in SIGMOID_TABLE])
-        self._widths = vec[float]([float(EDGES[bucket + 1] - EDGES[bucket]) for bucket in range(NUM_BUCKETS)])
-        self._shifts = vec[i64](FEATURE_SHIFTS + HINT_SHIFTS)
+        self._weights: Final = vec[float]([0.0] * _NUM_WEIGHTS)
+        self._squares: Final = vec[float]([_FIRST_SQUARE] * _NUM_WEIGHTS)
+        """Of each weight: the sum of its squared gradients."""
+        self._table: Final = vec[float]([float(int(entry)) * _SCALE for entry in SIGMOID_TABLE])
+        """The logistic function."""
+        self._widths: Final = vec[float]([float(EDGES[bucket + 1] - EDGES[bucket]) for bucket in range(NUM_BUCKETS)])
+        self._shifts: Final = vec[i64](FEATURE_SHIFTS + HINT_SHIFTS)
         masks: list[int] = []
         bases: list[int] = []
         base = 1
@@ -131,11 +119,12 @@ class HazardModel:
         assert NUM_FEATURES + NUM_HINTS == _NUM_LEVELS - _GAINS // _ROW, "the rows of gains are not the last ones"
         assert base * _ROW <= _GAINS + NUM_FEATURES * _ROW, "there are too few weights for all levels"
         assert _NUM_ALWAYS == NUM_FEATURES + 1 and _HINTS_SHIFT == min(HINT_SHIFTS), "a hint would count as a feature"
-        self._masks = vec[i64](masks)
-        self._bases = vec[i64](bases)
-        self._places = vec[i64]([0] * (1 + NUM_FEATURES + len(HINT_LEVELS)))
-        self._places_of = -1
-        self._num_places = _NUM_ALWAYS
+        self._masks: Final = vec[i64](masks)
+        self._bases: Final = vec[i64](bases)
+        self._places: Final = vec[i64]([0] * (1 + NUM_FEATURES + len(HINT_LEVELS)))
+        """Where the rows of the traits looked at last begin: that of the bias, those of the features, and of the hints that were given."""
+        self._places_of: i64 = -1
+        self._num_places: i64 = _NUM_ALWAYS
 
     def to_bytes(self) -> bytes:
         """What it has learned, for `load`."""

@@ -25,12 +25,9 @@ class LevelOrder:
 
     __slots__ = ("_rows", "_records")
 
-    _rows: Final[PageRows]
-    _records: Final[SegmentRecords]
-
     def __init__(self, rows: PageRows, records: SegmentRecords) -> None:
-        self._rows = rows
-        self._records = records
+        self._rows: Final = rows
+        self._records: Final = records
 
     def ranks_under(self, page: i64, other: i64) -> bool:
         """Whether the page goes before the other one, whatever their levels. False where they are of equal value."""

@@ -41,8 +41,6 @@ class PageNotes(RowColumn):
 
     __slots__ = ("notes",)
 
-    notes: vec[i32]
-
     def __init__(self) -> None:
         self.notes = vec[i32]()
 

@@ -54,35 +54,22 @@ class RecencyShadow:
         "_counts", "_gone",
     )  # fmt: skip
 
-    num_pages: i64
-    num_at_risk: i64
-    is_barred: bool
-    rules: bool
-    is_behind: bool
-    oldest: i64
-    """The part from which on content would be there."""
-    _credit: i64
-    _most_credit: i64
-    _debt_allowed: i64
-    _most_debt: i64
-    _counts: vec[i64]
-    """Ring of parts."""
-    _gone: vec[i32]
-    """Those of them that are gone."""
-
     def __init__(self) -> None:
-        self.num_pages = 0
-        self.num_at_risk = 0
+        self.num_pages: i64 = 0
+        self.num_at_risk: i64 = 0
         self.is_barred = False
         self.rules = False
         self.is_behind = False
-        self._credit = 0
-        self._most_credit = 0
-        self._debt_allowed = 0
-        self._most_debt = 0
+        self._credit: i64 = 0
+        self._most_credit: i64 = 0
+        self._debt_allowed: i64 = 0
+        self._most_debt: i64 = 0
         self._counts = vec[i64]([0] * NUM_PARTS)
+        """Ring of parts."""
         self._gone = vec[i32]([0] * NUM_PARTS)
-        self.oldest = 0
+        """Those of them that are gone."""
+        self.oldest: i64 = 0
+        """The part from which on content would be there."""
 
     def set_capacity(self, num_slots: i64) -> None:
         self._most_credit = num_slots * _MOST_CREDIT

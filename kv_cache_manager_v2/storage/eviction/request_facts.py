@@ -30,10 +30,9 @@ class RequestFacts:
     """What the caller said of it: NO_HINT, CONTINUES or ENDS."""
     kinds: vec[i64]
     """Levels of the kinds of its blocks, the last one first; empty where the caller named none."""
-    _num_requests: i64
 
     def __init__(self) -> None:
-        self._num_requests = 0
+        self._num_requests: i64 = 0
         self.end()
 
     def begin(self, num_blocks: i64, num_generated_blocks: i64, num_generated_tokens: i64, continues: i64 = NO_HINT) -> None:

@@ -57,9 +57,6 @@ class RequestRuns(ValueLines):
         "_current", "_current_class", "_latest", "_returned", "_returned_traits", "_returned_stamp", "_returned_bucket", "_num_returned",
     )  # fmt: skip
 
-    records: Final[SegmentRecords]
-    _number: Final[i64]
-    """Of this queue in the records."""
     _serial: i64
     """Of the request whose pages come, or the latest one."""
     _num_blocks: i64
@@ -71,37 +68,29 @@ class RequestRuns(ValueLines):
     _last_block: i64
     """The first block that it pushed."""
     _block_before: i64
-    _num_parts: i64
-    """Segments that the latest run became."""
-    _current: i64
-    """The segment that more of its pages may join."""
-    _current_class: i64
-    _latest: Final[vec[i64]]
-    """By priority: the segment that got pages last."""
-    _returned: i64
-    """The segment that pages were taken back from last; its traits, STAMP and bucket at the first of them."""
-    _returned_traits: i64
-    _returned_stamp: i64
-    _returned_bucket: i64
-    _num_returned: i64
-    """Since the latest example."""
 
     def __init__(self, rows: PageRows, first_sentinel: i64, records: SegmentRecords) -> None:
         """``first_sentinel``: of a row per priority."""
         super().__init__(rows, first_sentinel, records.table, records.notes)
         records.notes.join(rows)
-        self.records = records
+        self.records: Final = records
         self._begin_request(NO_REQUEST)
-        self._num_parts = 0
-        self._current = NO_SEGMENT
-        self._current_class = 0
-        self._latest = vec[i64]([NO_SEGMENT] * NUM_PRIORITIES)
-        self._returned = NO_SEGMENT
-        self._returned_traits = 0
-        self._returned_stamp = 0
-        self._returned_bucket = 0
-        self._num_returned = 0
-        self._number = records.add_level(self)
+        self._num_parts: i64 = 0
+        """Segments that the latest run became."""
+        self._current: i64 = NO_SEGMENT
+        """The segment that more of its pages may join."""
+        self._current_class: i64 = 0
+        self._latest: Final = vec[i64]([NO_SEGMENT] * NUM_PRIORITIES)
+        """By priority: the segment that got pages last."""
+        self._returned: i64 = NO_SEGMENT
+        """The segment that pages were taken back from last; its traits, STAMP and bucket at the first of them."""
+        self._returned_traits: i64 = 0
+        self._returned_stamp: i64 = 0
+        self._returned_bucket: i64 = 0
+        self._num_returned: i64 = 0
+        """Since the latest example."""
+        self._number: Final[i64] = records.add_level(self)
+        """Of this queue in the records."""
 
     # -- runs that come back ------------------------------------------------------------------------------------------
 

@@ -67,14 +67,10 @@ class Learning:
 
     __slots__ = ("model", "request", "notes")
 
-    model: Final[HazardModel]
-    request: Final[RequestFacts]
-    notes: Final[PageNotes]
-
     def __init__(self) -> None:
-        self.model = HazardModel()
-        self.request = RequestFacts()
-        self.notes = PageNotes()
+        self.model: Final = HazardModel()
+        self.request: Final = RequestFacts()
+        self.notes: Final = PageNotes()
 
 
 @final
@@ -87,52 +83,33 @@ class SegmentRecords:
         "capacities", "_edges", "_most_segments", "_most_ghosts", "_part_length", "_part", "_num_in_part",
     )  # fmt: skip
 
-    model: Final[HazardModel]
-    request: Final[RequestFacts]
-    notes: Final[PageNotes]
-    table: Final[SegmentTable]
-    ghosts: Final[GhostRuns]
-    lines: Final[list[ValueLines | None]]
-    """By level: of its queue; None where that is no learned one."""
-    clock: i64
-    pages_per_block: Final[i64]
-    """At most."""
-    block_mates: Final[BlockMates | None]
-    """None where pages of one block need not go together."""
-    all_learn: bool
-    """Whether all levels have a learned queue."""
-    shadow: Final[RecencyShadow]
-    capacities: Final[list[int]]
-    """By queue: slots of its level."""
-    _edges: Final[vec[i64]]
-    """Ages in pages."""
-    _most_segments: i64
-    _most_ghosts: i64
-    _part_length: i64
-    _part: i64
-    """The current one."""
-    _num_in_part: i64
-    """Pages pushed in it so far."""
-
     def __init__(self, learning: Learning, pages_per_block: i64, block_mates: BlockMates | None = None) -> None:
-        self.model = learning.model
-        self.request = learning.request
-        self.notes = learning.notes
-        self.table = SegmentTable()
-        self.ghosts = GhostRuns(self.table)
-        self.lines = []
-        self.clock = 0
-        self.pages_per_block = pages_per_block
-        self.block_mates = block_mates
+        self.model: Final[HazardModel] = learning.model
+        self.request: Final[RequestFacts] = learning.request
+        self.notes: Final[PageNotes] = learning.notes
+        self.table: Final = SegmentTable()
+        self.ghosts: Final = GhostRuns(self.table)
+        self.lines: Final[list[ValueLines | None]] = []
+        """By level: of its queue; None where that is no learned one."""
+        self.clock: i64 = 0
+        self.pages_per_block: Final = pages_per_block
+        """At most."""
+        self.block_mates: Final = block_mates
+        """None where pages of one block need not go together."""
         self.all_learn = True
-        self.capacities = []
-        self._edges = vec[i64]([0] * (NUM_BUCKETS + 1))
-        self._most_segments = SPARE_SEGMENTS
-        self._most_ghosts = 0
-        self.shadow = RecencyShadow()
-        self._part_length = 1
-        self._part = 0
-        self._num_in_part = 0
+        """Whether all levels have a learned queue."""
+        self.capacities: Final[list[int]] = []
+        """By queue: slots of its level."""
+        self._edges: Final = vec[i64]([0] * (NUM_BUCKETS + 1))
+        """Ages in pages."""
+        self._most_segments: i64 = SPARE_SEGMENTS
+        self._most_ghosts: i64 = 0
+        self.shadow: Final = RecencyShadow()
+        self._part_length: i64 = 1
+        self._part: i64 = 0
+        """The current one."""
+        self._num_in_part: i64 = 0
+        """Pages pushed in it so far."""
 
     # -- levels -------------------------------------------------------------------------------------------------------
 

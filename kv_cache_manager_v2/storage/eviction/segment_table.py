@@ -67,37 +67,25 @@ class SegmentTable:
         "_num_reserved",
     )  # fmt: skip
 
-    words: vec[i64]
-    marks: Final[vec[i64]]
-    """By edge, from 1 on: the oldest segment that has not crossed it, NO_SEGMENT where all have."""
-    num_segments: i64
-    num_pages: i64
-    num_ghosts: i64
-    _first_free: i64
-    _num_reserved: i64
-    _seen: Final[vec[i64]]
-    """The latest segment that `next_one` looked at: among those without pages, and among those with some."""
-    _oldest_queued: Final[list[int]]
-    """By queue: all older segments, but for some of equal age, have no pages in it; NO_SEGMENT where none has."""
-    _looked: Final[list[int]]
-    """By queue: where `least_of_oldest` goes on."""
-    _chosen: Final[list[int]]
-    """By queue: what that found."""
-
     def __init__(self) -> None:
         assert _TRAIT_BITS == TRAIT_BITS, "a segment's word of state has no room for its traits"
         self.words = vec[i64]([0] * SEGMENT_WORDS)
         self.words[STATE] = FREE
-        self.marks = vec[i64]([NO_SEGMENT] * (NUM_BUCKETS + 1))
-        self.num_segments = 0
-        self.num_pages = 0
-        self.num_ghosts = 0
-        self._first_free = NO_SEGMENT
-        self._seen = vec[i64]([NO_SEGMENT, NO_SEGMENT])
-        self._oldest_queued = []
-        self._looked = []
-        self._chosen = []
-        self._num_reserved = 0
+        self.marks: Final = vec[i64]([NO_SEGMENT] * (NUM_BUCKETS + 1))
+        """By edge, from 1 on: the oldest segment that has not crossed it, NO_SEGMENT where all have."""
+        self.num_segments: i64 = 0
+        self.num_pages: i64 = 0
+        self.num_ghosts: i64 = 0
+        self._first_free: i64 = NO_SEGMENT
+        self._seen: Final = vec[i64]([NO_SEGMENT, NO_SEGMENT])
+        """The latest segment that `next_one` looked at: among those without pages, and among those with some."""
+        self._oldest_queued: Final[list[int]] = []
+        """By queue: all older segments, but for some of equal age, have no pages in it; NO_SEGMENT where none has."""
+        self._looked: Final[list[int]] = []
+        """By queue: where `least_of_oldest` goes on."""
+        self._chosen: Final[list[int]] = []
+        """By queue: what that found."""
+        self._num_reserved: i64 = 0
 
     def reserve(self, num_segments: i64) -> bool:
         """Take addresses for so many, so that none is copied when another one is made; False where there were as many."""

@@ -24,18 +24,13 @@ _NO_ROW: Final = 0
 class ValueLines(EvictionQueue):
     __slots__ = ("_table", "_notes", "heads", "_one")
 
-    _table: Final[SegmentTable]
-    _notes: Final[PageNotes]
-    heads: Final[vec[i32]]
-    """By priority and line, from 1 on: its first page, or _NO_ROW."""
-    _one: Final[vec[i64]]
-
     def __init__(self, rows: PageRows, first_sentinel: i64, table: SegmentTable, notes: PageNotes) -> None:
         super().__init__(rows, first_sentinel)
-        self._table = table
-        self._notes = notes
-        self.heads = vec[i32]([_NO_ROW] * (NUM_PRIORITIES << PRIORITY_SHIFT))
-        self._one = vec[i64]([0])
+        self._table: Final = table
+        self._notes: Final = notes
+        self.heads: Final = vec[i32]([_NO_ROW] * (NUM_PRIORITIES << PRIORITY_SHIFT))
+        """By priority and line, from 1 on: its first page, or _NO_ROW."""
+        self._one: Final = vec[i64]([0])
 
     def push(self, page: i64) -> None:
         """At the end of line 0."""
