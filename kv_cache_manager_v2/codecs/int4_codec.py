@@ -1,7 +1,7 @@
 """Pages as integers of four bits, -7 to 7, with a scale for each run."""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, SupportsIndex
 
 import numpy as np
 
@@ -24,7 +24,7 @@ class Int4Codec(ScaledCodec):
 
     bits_per_value = 4
 
-    def __init__(self, dtype: str, values_per_scale: int = 32, roles: Sequence[str] | None = None) -> None:
+    def __init__(self, dtype: str, values_per_scale: SupportsIndex = 32, roles: Sequence[str] | None = None) -> None:
         super().__init__(dtype, values_per_scale, roles)
 
     @property

@@ -7,7 +7,7 @@ gives the same codes.
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Final, TypeAlias
+from typing import Final, SupportsIndex, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +36,7 @@ class ScaledCodec(ColdPageCodec):
 
     bits_per_value: int = 8
 
-    def __init__(self, dtype: str, values_per_scale: int, roles: Sequence[str] | None = None) -> None:
+    def __init__(self, dtype: str, values_per_scale: SupportsIndex, roles: Sequence[str] | None = None) -> None:
         self._dtype: Final = to_text(dtype, "dtype")
         if self._dtype not in _ITEM_BYTES:
             raise ValueError(f"dtype is {dtype!r}; it is one of {', '.join(_ITEM_BYTES)}")

@@ -24,7 +24,7 @@ import sys
 import time
 from _thread import start_new_thread
 from queue import Empty, SimpleQueue
-from threading import Lock, get_native_id
+from threading import Lock, get_native_id, main_thread
 from typing import Final, final
 
 from mypy_extensions import mypyc_attr
@@ -158,8 +158,11 @@ class DiskWorkers(Drained):
                 "a copy from or to a disk is not done, and the threads that move them are gone: Python is ending, or this process is a "
                 "fork of the one that has them"
             )
-        if not self._progress.acquire(True, _WATCH_SECONDS) and self.watch is not None and not self._obstacle:
-            self._obstacle = self.watch.find_obstacle()
+        if not self._progress.acquire(True, _WATCH_SECONDS):
+            # Handlers of signals run where Python's own code does; between statements that are compiled none would.
+            main_thread()
+            if self.watch is not None and not self._obstacle:
+                self._obstacle = self.watch.find_obstacle()
 
     # -- on the workers' threads --------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from _thread import start_new_thread
 from collections import deque
 from collections.abc import Generator
 from queue import Empty, SimpleQueue
-from threading import Lock
+from threading import Lock, main_thread
 from typing import Final, final
 
 from mypy_extensions import mypyc_attr
@@ -139,6 +139,7 @@ class IndexWriter(Drained):
 
     def _wait(self, latch: Lock) -> None:
         while not latch.acquire(True, _WATCH_SECONDS):
+            main_thread()  # as in `DiskWorkers`: compiled code hears of no signal by itself
             if sys.is_finalizing() or os.getpid() != self._process:
                 raise LogicError(
                     "the index of the durable level is not written, and the thread that writes it is gone: Python is ending, or this "

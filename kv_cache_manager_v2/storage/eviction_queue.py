@@ -9,7 +9,7 @@ from typing import Final
 from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
-from .page_links import NO_ENDS, link_run, unlink_run
+from .page_links import NO_ENDS, join_rows, link_run, unlink_run
 from .page_rows import LINKS, LOW_MASK, NOT_QUEUED, PLACE, ROW_WORDS, PageRows, priority_of_place
 from .victim_queue import NO_VICTIM, NUM_PRIORITIES, VictimQueue
 
@@ -45,20 +45,11 @@ class EvictionQueue(VictimQueue):
 
     def push_first(self, page: i64) -> None:
         """At the LRU end of its priority: the next victim."""
-        self._link_first(page)
-
-    def push_run_first(self, pages: vec[i64], count: i64) -> None:
-        for position in range(count):
-            self._link_first(pages[position])
-
-    def _link_first(self, page: i64) -> None:
         words = self._rows.words
         sentinel = self._sentinel_of(page)
-        links = words[sentinel * ROW_WORDS + LINKS]
-        following = links & LOW_MASK
-        words[page * ROW_WORDS + LINKS] = following | (sentinel << 32)
-        words[sentinel * ROW_WORDS + LINKS] = page | ((links >> 32) << 32)
-        words[following * ROW_WORDS + LINKS] = (words[following * ROW_WORDS + LINKS] & LOW_MASK) | (page << 32)
+        following = words[sentinel * ROW_WORDS + LINKS] & LOW_MASK
+        join_rows(words, sentinel, page)
+        join_rows(words, page, following)
         self.num_pages += 1
 
     def _sentinel_of(self, page: i64) -> i64:
@@ -89,7 +80,13 @@ class EvictionQueue(VictimQueue):
         pass
 
     def push_run(self, pages: vec[i64], count: i64) -> None:
-        # Those of one priority are linked together.
+        self._link_by_priority(pages, count, False)
+
+    def push_run_first(self, pages: vec[i64], count: i64) -> None:
+        self._link_by_priority(pages, count, True)
+
+    def _link_by_priority(self, pages: vec[i64], count: i64, goes_first: bool) -> None:
+        """Those of one priority that follow one another are linked together."""
         words = self._rows.words
         begin: i64 = 0
         while begin < count:
@@ -98,7 +95,7 @@ class EvictionQueue(VictimQueue):
             while end < count and priority_of_place(words[pages[end] * ROW_WORDS + PLACE]) == priority:
                 end += 1
             sentinel = self._sentinel_of(pages[begin])
-            link_run(words, words[sentinel * ROW_WORDS + LINKS] >> 32, pages, begin, end)
+            link_run(words, sentinel if goes_first else words[sentinel * ROW_WORDS + LINKS] >> 32, pages, begin, end, goes_first)
             begin = end
         self.num_pages += count
 
@@ -118,12 +115,7 @@ class EvictionQueue(VictimQueue):
         at_page = page * ROW_WORDS + LINKS
         links = words[at_page]
         assert links != NOT_QUEUED, "a page left an eviction queue that it was not in"
-        following = links & LOW_MASK
-        previous = links >> 32
-        at_previous = previous * ROW_WORDS + LINKS
-        words[at_previous] = following | ((words[at_previous] >> 32) << 32)
-        at_following = following * ROW_WORDS + LINKS
-        words[at_following] = (words[at_following] & LOW_MASK) | (previous << 32)
+        join_rows(words, links >> 32, links & LOW_MASK)
         words[at_page] = NOT_QUEUED
         self.num_pages -= 1
 

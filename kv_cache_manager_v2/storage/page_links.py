@@ -13,20 +13,19 @@ from .page_rows import LINKS, LOW_MASK, NOT_QUEUED, ROW_WORDS
 NO_ENDS: Final = -1
 
 
-def link_run(words: vec[i64], before: i64, pages: vec[i64], begin: i64, end: i64) -> None:
-    """``pages[begin:end]``, one or more, behind a row of the list, in their order. ``words``: of the page rows."""
-    links = words[before * ROW_WORDS + LINKS]
-    following = links & LOW_MASK
-    words[before * ROW_WORDS + LINKS] = (links >> 32 << 32) | pages[begin]
-    previous = before
+def link_run(words: vec[i64], before: i64, pages: vec[i64], begin: i64, end: i64, is_reversed: bool) -> None:
+    """``pages[begin:end]``, one or more, behind a row of the list, in their order, or the last one first. ``words``: of the page rows."""
+    following = words[before * ROW_WORDS + LINKS] & LOW_MASK
+    last = following if is_reversed else before
     for position in range(begin, end):
         page = pages[position]
-        behind = following
+        other = before if is_reversed else following
         if position + 1 < end:
-            behind = pages[position + 1]
-        words[page * ROW_WORDS + LINKS] = behind | (previous << 32)
-        previous = page
-    words[following * ROW_WORDS + LINKS] = (words[following * ROW_WORDS + LINKS] & LOW_MASK) | (previous << 32)
+            other = pages[position + 1]
+        words[page * ROW_WORDS + LINKS] = last | (other << 32) if is_reversed else other | (last << 32)
+        last = page
+    join_rows(words, before, last if is_reversed else pages[begin])
+    join_rows(words, pages[begin] if is_reversed else last, following)
 
 
 def unlink_run(words: vec[i64], pages: vec[i64], begin: i64, end: i64, ends: i64) -> i64:

@@ -219,6 +219,10 @@ class RequestRuns(ValueLines):
         class_of_note: i64 = 0
         uses: i64 = 1
         begin: i64 = 0
+        num_blocks = self._num_blocks
+        block_before = self._block_before
+        last_block = self._last_block
+        num_generated = request.num_generated_blocks
         for position in range(count):
             page = pages[position]
             page_priority = priority_of_place(words[page * ROW_WORDS + PLACE])
@@ -227,18 +231,18 @@ class RequestRuns(ValueLines):
                 note_before = note
                 uses = max(uses_of_note(note), 1)
                 class_of_note = ((note >> AGE_SHIFT) & AGE_MASK) << AGE_TRAIT | level_of_uses(uses) | request.continues << CONTINUES_SHIFT
-            first_block = self._num_blocks
+            first_block = num_blocks
             block = rows.block_number(page)
-            if block != self._block_before:
-                self._block_before = block
-                self._num_blocks += 1
+            if block != block_before:
+                block_before = block
+                num_blocks += 1
             page_class = class_of_note
-            if block == self._last_block:
+            if block == last_block:
                 page_class |= 1 << LAST_SHIFT
-            if self._num_blocks <= request.num_generated_blocks:
+            if num_blocks <= num_generated:
                 page_class |= 1 << TEXT_SHIFT
             if has_kinds:
-                page_class |= request.kind_at(self._num_blocks - 1) << KIND_SHIFT
+                page_class |= request.kind_at(num_blocks - 1) << KIND_SHIFT
             # What `BlockMates.waits` says, without calls for each page.
             leading = first_leading + block * rows.num_life_cycles
             if first_leading != NO_PAGE and page != leading and words[leading * ROW_WORDS + PLACE] >= ONE_HOLD:
@@ -251,6 +255,8 @@ class RequestRuns(ValueLines):
                 priority = page_priority
                 segment = self._find_segment(page_class, priority, first_block)
             notes[page] = i32(in_segment(segment, uses))
+        self._num_blocks = num_blocks
+        self._block_before = block_before
         if begin < count:
             self.add(segment, pages, begin, count)
 

@@ -48,7 +48,7 @@ class ValueLines(EvictionQueue):
         head = pages[begin]
         if segments[at + COUNTS] & LOW > 0:
             head = segments[at + PLACE] & LOW
-            link_run(self._rows.words, segments[at + PLACE] >> 32, pages, begin, end)
+            link_run(self._rows.words, segments[at + PLACE] >> 32, pages, begin, end, False)
             self.num_pages += end - begin
         else:
             self._link(segments[at + KEY], pages, begin, end)
@@ -105,7 +105,7 @@ class ValueLines(EvictionQueue):
         if key >> PRIORITY_SHIFT < self._lowest:
             self._lowest = key >> PRIORITY_SHIFT
         words = self._rows.words
-        link_run(words, words[self._find_row_behind(key) * ROW_WORDS + LINKS] >> 32, pages, begin, end)
+        link_run(words, words[self._find_row_behind(key) * ROW_WORDS + LINKS] >> 32, pages, begin, end, False)
         self.num_pages += end - begin
 
     def _find_row_behind(self, key: i64) -> i64:
