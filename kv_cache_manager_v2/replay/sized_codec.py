@@ -1,13 +1,13 @@
 """Codecs of a replay by their names: the sizes of real ones, without their work, as no byte is checked."""
 
-from collections.abc import Sequence
 from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
-from .. import ColdPageCodec, Device, SlotDescVariant
+from .. import ColdPageCodec, SlotDescVariant
 from ..codecs.float8_codec import Float8Codec
 from ..codecs.int4_codec import Int4Codec
+from ..testing.recorded_codec import SizesOnlyCodec
 
 CODEC_NAMES: Final = ("float8", "int4")
 _DTYPE: Final = "bfloat16"
@@ -18,8 +18,8 @@ _ROLES: Final = ("key", "value")
 
 @final
 @mypyc_attr(native_class=True)
-class SizedCodec(ColdPageCodec):
-    """A codec that leaves all bytes as they are, with the name and the sizes of another one."""
+class SizedCodec(SizesOnlyCodec):
+    """The name and the sizes of another codec."""
 
     __slots__ = ("_codec",)
 
@@ -36,16 +36,6 @@ class SizedCodec(ColdPageCodec):
 
     def cold_bytes(self, page: SlotDescVariant) -> int:
         return self._codec.cold_bytes(page)
-
-    def encode(
-        self, device: Device, stream: int, page: SlotDescVariant, hot_addresses: Sequence[Sequence[int]], cold_addresses: Sequence[int]
-    ) -> None:
-        pass
-
-    def decode(
-        self, device: Device, stream: int, page: SlotDescVariant, hot_addresses: Sequence[Sequence[int]], cold_addresses: Sequence[int]
-    ) -> None:
-        pass
 
 
 def make_codec(name: str | None) -> SizedCodec | None:

@@ -1,6 +1,7 @@
 """A codec in the place of the one that a journal's manager had: which slot a page gets does not depend on its bytes."""
 
 import json
+from abc import ABCMeta
 from collections.abc import Sequence
 from typing import Any, Final, final
 
@@ -11,10 +12,27 @@ from ..device.port import Device
 from ..layout.slot_desc import SlotDescVariant
 
 
+@mypyc_attr(native_class=True)
+class SizesOnlyCodec(ColdPageCodec, metaclass=ABCMeta):
+    """A codec that leaves all bytes as they are, for runs in which none is read."""
+
+    __slots__ = ()
+
+    def encode(
+        self, device: Device, stream: int, page: SlotDescVariant, hot_addresses: Sequence[Sequence[int]], cold_addresses: Sequence[int]
+    ) -> None:
+        pass
+
+    def decode(
+        self, device: Device, stream: int, page: SlotDescVariant, hot_addresses: Sequence[Sequence[int]], cold_addresses: Sequence[int]
+    ) -> None:
+        pass
+
+
 @final
 @mypyc_attr(native_class=True)
-class RecordedCodec(ColdPageCodec):
-    """What a journal says of a codec, with its name and its sizes; it leaves all bytes as they are."""
+class RecordedCodec(SizesOnlyCodec):
+    """What a journal says of a codec: its name and its sizes."""
 
     __slots__ = ("_identity", "_is_lossless", "_cold_bytes")
 
@@ -40,13 +58,3 @@ class RecordedCodec(ColdPageCodec):
         if page.layer_group_id >= len(self._cold_bytes):
             raise ValueError(f"layer group {page.layer_group_id} is not among those of the codec, {len(self._cold_bytes)}")
         return self._cold_bytes[page.layer_group_id]
-
-    def encode(
-        self, device: Device, stream: int, page: SlotDescVariant, hot_addresses: Sequence[Sequence[int]], cold_addresses: Sequence[int]
-    ) -> None:
-        pass
-
-    def decode(
-        self, device: Device, stream: int, page: SlotDescVariant, hot_addresses: Sequence[Sequence[int]], cold_addresses: Sequence[int]
-    ) -> None:
-        pass
