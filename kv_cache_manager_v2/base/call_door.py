@@ -2,12 +2,10 @@
 
 from abc import abstractmethod
 
-from mypy_extensions import mypyc_attr
 
 from .process_bound import ProcessBound
 
 
-@mypyc_attr(native_class=True)
 class CallDoor(ProcessBound):
     """The door of a manager's calls; `CallGuard` is it."""
 

@@ -6,13 +6,11 @@ from collections.abc import Iterable
 from types import MethodDescriptorType
 from typing import Any, Final, final
 
-from mypy_extensions import mypyc_attr
 
 _FIRST_PYTHON: Final = (3, 13)
 
 
 @final
-@mypyc_attr(native_class=True)
 class ClassSignature:
     """The ``__signature__`` of a class whose `__init__` is compiled, and of those derived from it that have no other.
 

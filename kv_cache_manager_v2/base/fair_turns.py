@@ -7,13 +7,12 @@ So a loop that may take longer lets others run by itself. No decision depends on
 import time
 from typing import Final, final
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 _TURN_SECONDS: Final = 0.001
 
 
 @final
-@mypyc_attr(native_class=True)
 class FairTurns:
     """`pause` in a loop, every few microseconds of work: once a millisecond other threads may run. 0.1 us otherwise."""
 

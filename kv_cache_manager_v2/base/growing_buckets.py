@@ -2,11 +2,10 @@
 
 from typing import final
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 
 @final
-@mypyc_attr(native_class=True)
 class GrowingBuckets:
     """Their numbers; at first there is one. ``count``: of buckets."""
 

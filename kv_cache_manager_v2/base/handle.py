@@ -15,7 +15,7 @@ from .build_mode import is_compiled
 _PACKAGE: Final = __name__.rpartition(".base.")[0]
 
 
-@mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Handle:
     """Base of managers, devices, sequences, leases and all other objects that own or use resources of this process."""
 

@@ -9,7 +9,6 @@ import traceback
 from _thread import interrupt_main
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from .build_mode import is_compiled
 
@@ -18,7 +17,6 @@ _FRAMES_UP: Final = 1 if is_compiled() else 3
 
 
 @final
-@mypyc_attr(native_class=True)
 class PackageLog:
     """`logging.Logger` for the package's own modules. What a filter or handler raises goes to standard error, as what a handler cannot
     write does (`logging.raiseExceptions`). A Ctrl-C that arrives meanwhile is raised as soon as Python looks for signals again.

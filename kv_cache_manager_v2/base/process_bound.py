@@ -8,10 +8,8 @@ import os
 from abc import ABCMeta, abstractmethod
 from typing import Final
 
-from mypy_extensions import mypyc_attr
 
 
-@mypyc_attr(native_class=True)
 class ProcessBound(metaclass=ABCMeta):
     """An object that works only in the process that made it."""
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from .checks import to_int
 from .given import Given
@@ -11,7 +10,6 @@ from .value import Value
 
 
 @final
-@mypyc_attr(native_class=True)
 class HalfOpenRange(Value):
     """``[beg, end)``. Empty, and false, when ``end <= beg``; two empty ranges need not be equal."""
 

@@ -11,13 +11,11 @@ import os
 import stat
 from typing import final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.process_bound import ProcessBound, bind_to_process, release_from_process
 
 
 @final
-@mypyc_attr(native_class=True)
 class ClaimedFile(ProcessBound):
     __slots__ = ("_file", "_is_locked")
 

@@ -20,7 +20,7 @@ from ..layout.slot_desc import SlotDescVariant
 from .port import Device
 
 
-@mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ColdPageCodec(Handle, metaclass=ABCMeta):
     """One way of packing pages, for a manager's levels below level 0; the module's docstring has the guarantees of all codecs.
 

@@ -6,7 +6,7 @@ The arrays are reused. Their addresses change only when they grow, so filling th
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from .host_array import word_array_address
 
@@ -15,7 +15,6 @@ _WORD_BYTES: Final = 8
 
 
 @final
-@mypyc_attr(native_class=True)
 class CopyArrays:
     """``count`` copies in one piece of memory: ``_capacity`` destinations, then as many sources, then as many sizes."""
 

@@ -3,13 +3,12 @@
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.handle import Handle
 
 
 @final
-@mypyc_attr(native_class=True)
 class CopyLog(Handle):
     """Copies enqueued since the last list was taken, by address, in the order of the calls.
 

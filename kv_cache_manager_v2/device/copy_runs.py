@@ -7,13 +7,12 @@ copy engine as in `memcpy`. Pure arithmetic; the order is kept.
 from typing import Final, final
 
 from librt.vecs import append, vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from .port import CopyBatch
 
 
 @final
-@mypyc_attr(native_class=True)
 class CopyRuns:
     """``dst_addresses[i] <- src_addresses[i]``, ``sizes[i]`` bytes, for ``i < count``; and each side's span."""
 

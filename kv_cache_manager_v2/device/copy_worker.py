@@ -11,7 +11,7 @@ from ..base.errors import CopyListError
 from ..base.handle import Handle
 
 
-@mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
+@mypyc_attr(allow_interpreted_subclasses=True)
 class CopyWorker(Handle, metaclass=ABCMeta):
     """Executes the lists of `KVCacheManager.take_copies` on memory of its own; subclasses define `copy`.
 

@@ -11,7 +11,6 @@ with a log message.
 from collections.abc import Sequence
 from typing import Any, Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.errors import CudaError, KVCacheManagerError, LogicError
 from ..base.given import Given
@@ -35,7 +34,6 @@ _RDMA_ATTRIBUTE: Final = "CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPP
 
 
 @final
-@mypyc_attr(native_class=True)
 class CudaAllocator:
     """Creates memory handles and keeps none: who creates one releases it. None of its calls needs a current context.
 

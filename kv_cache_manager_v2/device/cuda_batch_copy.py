@@ -11,7 +11,6 @@ The version of cuda-python does not matter. Calls release the GIL.
 import ctypes
 from typing import Any, Final, final
 
-from mypy_extensions import mypyc_attr
 
 from .copy_arrays import CopyArrays
 from .cuda_driver import CudaDriver
@@ -35,7 +34,6 @@ _SOURCES_IN_STREAM_ORDER: Final = (1, 0, 0, 0, 0, 0)
 
 
 @final
-@mypyc_attr(native_class=True)
 class CudaBatchCopy:
     """Made by `find_batch_copy`."""
 

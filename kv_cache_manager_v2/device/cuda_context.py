@@ -8,7 +8,6 @@ the manager works on another.
 
 from typing import Any, Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.errors import KVCacheManagerError
 from ..base.package_log import PackageLog
@@ -18,7 +17,6 @@ _logger: Final = PackageLog(__name__)
 
 
 @final
-@mypyc_attr(native_class=True)
 class RelaxedCaptures:
     """Inside, the thread may make calls that a graph capture in progress would forbid; for calls that need no context."""
 
@@ -36,7 +34,6 @@ class RelaxedCaptures:
 
 
 @final
-@mypyc_attr(native_class=True)
 class CudaContext:
     """The context, retained from construction until `close`."""
 

@@ -6,7 +6,7 @@ No copy may cross the border of two separate allocations: they may be adjacent, 
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.errors import CudaError, PartlyCopiedError
 from ..base.ids import CacheTier
@@ -25,7 +25,6 @@ _LAST_LEGACY_STREAM: Final = 1
 
 
 @final
-@mypyc_attr(native_class=True)
 class CudaCopies:
     """Enqueues copies. The caller has made the GPU's context current."""
 

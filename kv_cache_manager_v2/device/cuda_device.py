@@ -16,7 +16,7 @@ is the number of a `Wakeup`, which a thread of the driver's gives when the strea
 from collections.abc import Sequence
 from typing import Any, Final, SupportsIndex, final
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.checks import to_bool, to_int, to_list, to_text
 from ..base.errors import KVCacheManagerError, LogicError
@@ -147,7 +147,6 @@ def _find_placement(driver: CudaDriver, ordinal: int, device: Any) -> HostPlacem
 
 
 @final
-@mypyc_attr(native_class=True)
 class CudaDevice(RangedDevice):
     """A CUDA device; see the module's docstring. One thread at a time, any thread.
 

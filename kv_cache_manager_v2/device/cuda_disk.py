@@ -16,7 +16,6 @@ Nothing here relies on driver calls that release the GIL: a thread that is about
 
 from typing import Any, Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.errors import CudaError, KVCacheManagerError, PartlyCopiedError
 from ..base.ids import CacheTier
@@ -46,7 +45,6 @@ _NUM_ATTEMPTS: Final = 3
 
 
 @final
-@mypyc_attr(native_class=True)
 class _ContextWatch(GateWatch):
     """Detects a broken context, by means of a stream on which nothing ever runs. `close` destroys the stream."""
 
@@ -83,7 +81,6 @@ class _ContextWatch(GateWatch):
 
 
 @final
-@mypyc_attr(native_class=True)
 class CudaDisk:
     """The disk tier. Law: ``is_busy`` while a job is in progress or a failure is unreported. Who creates it calls `close`."""
 

@@ -9,7 +9,6 @@ its own.
 import importlib
 from typing import Any, Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.errors import CudaError, KVCacheManagerError, OutOfMemoryError
 from ..base.package_log import PackageLog
@@ -90,7 +89,6 @@ def name_stream(stream: int) -> int:
 
 
 @final
-@mypyc_attr(native_class=True)
 class CudaDriver:
     """The driver. ``call`` is for rare calls; those that a step makes often have methods of their own."""
 

@@ -12,7 +12,6 @@ enqueueing it.
 import ctypes
 from typing import Any, Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.errors import KVCacheManagerError
 from ..base.package_log import PackageLog
@@ -30,7 +29,6 @@ _STREAM_NON_BLOCKING: Final = 1
 
 
 @final
-@mypyc_attr(native_class=True)
 class CudaFlag(JobSignal):
     """A flag; as a job's signal it is raised by the job's last worker."""
 
@@ -50,7 +48,6 @@ class CudaFlag(JobSignal):
 
 
 @final
-@mypyc_attr(native_class=True)
 class FlagGate(JobGate):
     """A gate that opens once a stream has raised the flag."""
 
@@ -64,7 +61,6 @@ class FlagGate(JobGate):
 
 
 @final
-@mypyc_attr(native_class=True)
 class CudaFlags:
     """The flags of a device. Conservation: every word is free or belongs to one flag. The caller's memory is pinned and zeroed.
 

@@ -13,7 +13,7 @@ from bisect import bisect_right
 from typing import Any, Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.errors import KVCacheManagerError, OutOfMemoryError
 from ..base.package_log import PackageLog
@@ -27,7 +27,6 @@ _PORTABLE_AND_MAPPED: Final = 1 | 2
 
 
 @final
-@mypyc_attr(native_class=True)
 class CudaHostMemory:
     """Law: registrations are disjoint, sorted, and cover exactly the mapped bytes."""
 

@@ -10,7 +10,6 @@ import importlib
 from collections.abc import Sequence
 from typing import Any, Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.errors import CudaError, KVCacheManagerError, LogicError
 from ..base.handle import Handle
@@ -29,7 +28,6 @@ def load_nvrtc_module() -> Any:
 
 
 @final
-@mypyc_attr(native_class=True)
 class CudaCompiler:
     """NVRTC for GPUs of one compute capability (``90`` is 9.0)."""
 
@@ -90,7 +88,6 @@ class CudaCompiler:
 
 
 @final
-@mypyc_attr(native_class=True)
 class CudaKernel(Handle):
     """A function that `CudaDevice.compile` loaded. `close` unloads it, the device's `close` at the latest."""
 

@@ -16,7 +16,6 @@ import os
 from bisect import bisect_right
 from typing import Any, Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.errors import KVCacheManagerError, OutOfMemoryError
 from ..base.package_log import PackageLog
@@ -30,7 +29,6 @@ _CHUNKS_PER_CALL: Final = 32
 
 
 @final
-@mypyc_attr(native_class=True)
 class CudaChunk:
     """Physical memory behind ``[address, end)``; ``used_bytes`` of it, never 0, are mapped by ranges."""
 
@@ -51,7 +49,6 @@ class CudaChunk:
 
 
 @final
-@mypyc_attr(native_class=True)
 class CudaMemory:
     """The mapped chunks. Law: a chunk is in ``_chunks`` while mapped; its handle is in ``_unreleased`` if releasing it failed;
     chunks are disjoint."""

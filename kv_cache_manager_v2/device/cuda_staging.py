@@ -7,7 +7,6 @@ refused or interrupted, and copies may be in progress that no flag reports; the 
 
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from .cuda_driver import CudaDriver
 from .cuda_flags import CudaFlag, CudaFlags
@@ -20,7 +19,6 @@ STAGING_SLOT_BYTES: Final = MAX_EXTENT_BYTES
 
 
 @final
-@mypyc_attr(native_class=True)
 class StagingSlot:
     __slots__ = ("address", "job", "copied", "is_in_doubt")
 
@@ -32,7 +30,6 @@ class StagingSlot:
 
 
 @final
-@mypyc_attr(native_class=True)
 class CudaStaging:
     """The slots of a device. The caller has made the GPU's context current. Who creates it calls `close` once it is unused."""
 

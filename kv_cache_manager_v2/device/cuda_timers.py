@@ -10,7 +10,7 @@ A driver error on a timer is ignored: if the work itself failed, its own calls r
 
 from typing import Any, Final, final
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.errors import KVCacheManagerError
 from .cuda_context import CudaContext
@@ -27,7 +27,6 @@ _REFUSED: Final = 2
 
 
 @final
-@mypyc_attr(native_class=True)
 class CudaTimers:
     __slots__ = ("_driver", "_context", "_handles", "_begins", "_ends", "_states")
 

@@ -6,14 +6,12 @@ is forgotten when it is done and has no failure, or its failure was raised.
 
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.errors import StorageIOError
 from .disk_job import DiskJob
 
 
 @final
-@mypyc_attr(native_class=True)
 class DiskDependencies:
     """Jobs by handle. Law: no list is empty."""
 

@@ -3,7 +3,7 @@
 from typing import Final, final
 
 from librt.vecs import append, vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from .disk_file import DIRECT_ALIGNMENT, DiskFile
 from .file_port import MAX_MEMORY_PIECES
@@ -14,7 +14,6 @@ MAX_EXTENT_BYTES: Final = 1 << 20
 
 
 @final
-@mypyc_attr(native_class=True)
 class DiskExtent:
     """``[address, address + num_bytes)`` of the disk; ``addresses`` and ``sizes`` in memory, with as many bytes in total."""
 

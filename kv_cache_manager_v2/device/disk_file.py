@@ -11,7 +11,6 @@ import errno
 import os
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.errors import OutOfMemoryError, StorageIOError
 from ..base.package_log import PackageLog
@@ -31,7 +30,6 @@ _logger: Final = PackageLog(__name__)
 
 
 @final
-@mypyc_attr(native_class=True)
 class DiskFile:
     """The file's space; `DiskTransfers` moves its bytes. Who creates it calls `close`."""
 

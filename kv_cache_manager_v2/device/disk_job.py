@@ -22,7 +22,7 @@ from .watched_slots import fail_write
 _logger: Final = PackageLog(__name__)
 
 
-@mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
+@mypyc_attr(allow_interpreted_subclasses=True)
 class JobPlan(metaclass=ABCMeta):
     """The copies of a job, before its extents are listed: by the worker that accepts it, not by the caller."""
 
@@ -42,7 +42,6 @@ class JobPlan(metaclass=ABCMeta):
 
 
 @final
-@mypyc_attr(native_class=True)
 class DiskJob:
     """A job; a task is a run of extents. The fields from ``is_accepted`` on are `DiskWorkers`' and under its lock until it is done."""
 

@@ -7,7 +7,7 @@ pass on the addresses.
 from typing import Final, final
 
 from librt.vecs import append, vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.errors import StorageIOError
 from ..base.growing_arrays import reserve_words
@@ -34,7 +34,6 @@ def plan_job(batch: CopyBatch, ranges: DiskRanges) -> DiskJob:
 
 
 @final
-@mypyc_attr(native_class=True)
 class _BatchPlan(JobPlan):
     """A batch, and what the writes to its file are for."""
 

@@ -6,7 +6,6 @@ Reserved and mapped bytes are recorded in a `RangeTable`, as for every tier.
 
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.errors import OutOfMemoryError, StorageIOError
 from ..base.ids import CacheTier
@@ -24,7 +23,6 @@ _MAX_RANGE_BYTES: Final = 1 << 56
 
 
 @final
-@mypyc_attr(native_class=True)
 class DiskRanges:
     """The ranges. Law: one file per reserved range."""
 

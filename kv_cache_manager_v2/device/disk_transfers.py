@@ -7,7 +7,6 @@ import errno
 import os
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.errors import StorageIOError
 from .disk_extent import DiskExtent
@@ -18,7 +17,6 @@ _MAX_RETRIES: Final = 1000
 
 
 @final
-@mypyc_attr(native_class=True)
 class DiskTransfers:
     """Reads and writes of extents; see the module's docstring."""
 

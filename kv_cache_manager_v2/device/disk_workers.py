@@ -27,7 +27,6 @@ from queue import Empty, SimpleQueue
 from threading import Lock, get_native_id, main_thread
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.errors import LogicError, OutOfMemoryError, StorageIOError
 from ..stats.statistics_clock import StatisticsClock
@@ -51,7 +50,6 @@ _LOOK: Final = -3  # without a job: a worker must watch the gates
 
 
 @final
-@mypyc_attr(native_class=True)
 class DiskWorkers(Drained):
     """The threads and their queue. Who creates it calls `close`, after the last job is done."""
 

@@ -10,12 +10,10 @@ import time
 from abc import ABCMeta, abstractmethod
 from typing import Final
 
-from mypy_extensions import mypyc_attr
 
 _EXIT_SECONDS: Final = 2.0
 
 
-@mypyc_attr(native_class=True)
 class Drained(metaclass=ABCMeta):
     """An object whose threads may be working at exit."""
 

@@ -6,7 +6,6 @@ as on a real device, on tiers of any size, and no time is spent on copies that a
 
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.errors import LogicError
 from ..base.ids import CacheTier
@@ -21,7 +20,6 @@ _MOST_BETWEEN: Final = 1 << 50
 
 
 @final
-@mypyc_attr(native_class=True)
 class ExternalDevice(Device):
     """See the module. Streams are running numbers; all work is done when it is enqueued, listed copies when their list is executed."""
 

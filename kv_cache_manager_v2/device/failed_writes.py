@@ -14,11 +14,9 @@ from bisect import bisect_right
 from threading import Lock
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 
 @final
-@mypyc_attr(native_class=True)
 class _Intervals:
     """Law: ``begs[i] < ends[i] <= begs[i + 1]``; ``contents[i]`` has the bytes, None if they are lost. Immutable once shared."""
 
@@ -65,7 +63,6 @@ class _Intervals:
 
 
 @final
-@mypyc_attr(native_class=True)
 class FailedWrites:
     """The table of failed writes; see the module."""
 

@@ -8,7 +8,6 @@ import fcntl
 import os
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.process_bound import ProcessBound, bind_to_process
 from .private_files import open_private
@@ -46,7 +45,6 @@ def unlock_file(file: int) -> None:
 
 
 @final
-@mypyc_attr(native_class=True)
 class _LockedFiles(ProcessBound):
     """All that this process has locked."""
 

@@ -20,7 +20,7 @@ from ..base.handle import Handle
 MAX_MEMORY_PIECES: Final = 512
 
 
-@mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
+@mypyc_attr(allow_interpreted_subclasses=True)
 class FilePort(Handle, metaclass=ABCMeta):
     """Files, named by the number that `open_file` returns."""
 

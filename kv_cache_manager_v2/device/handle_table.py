@@ -10,7 +10,7 @@ Conservation: every index is either live or on the free stack.
 from typing import Final, final
 
 from librt.vecs import append, vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.errors import LogicError
 
@@ -25,7 +25,6 @@ def handle_index(handle: i64) -> i64:
 
 
 @final
-@mypyc_attr(native_class=True)
 class HandleTable:
     """Handles of one kind; ``what`` names the kind in errors. Generations suffice for 2**38 uses of an index."""
 

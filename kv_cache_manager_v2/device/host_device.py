@@ -17,7 +17,7 @@ Every address is checked against the reserved and mapped ranges before anything 
 import ctypes
 from typing import Final, SupportsIndex, final
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.checks import to_bool, to_count, to_int_within
 from ..base.errors import LogicError
@@ -51,7 +51,6 @@ _MOST_DISK_THREADS: Final = 1024
 
 
 @final
-@mypyc_attr(native_class=True)
 class HostDevice(RangedDevice):
     """A software device; see the module's docstring. One thread at a time.
 

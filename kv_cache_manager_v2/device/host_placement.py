@@ -14,7 +14,6 @@ import platform
 import re
 from typing import Any, Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.package_log import PackageLog
 
@@ -74,7 +73,6 @@ def prefer_numa_node(address: int, num_bytes: int, node: int) -> int:
 
 
 @final
-@mypyc_attr(native_class=True)
 class HostPlacement:
     """Placement for one GPU's pinned memory. ``node``: the GPU's; None if it is not known."""
 

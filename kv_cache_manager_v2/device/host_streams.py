@@ -17,7 +17,6 @@ from abc import ABCMeta, abstractmethod
 from collections import deque
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.errors import StorageIOError
 from ..stats.statistics_clock import StatisticsClock
@@ -30,7 +29,6 @@ from .port import CopyBatch
 
 
 @final
-@mypyc_attr(native_class=True)
 class HostEvent:
     __slots__ = ("handle", "is_done", "failures", "passed_at")
 
@@ -41,7 +39,6 @@ class HostEvent:
         self.passed_at = 0.0  # like `HostStream.passed_at`
 
 
-@mypyc_attr(native_class=True)
 class QueuedWork(metaclass=ABCMeta):
     """One entry of a stream's queue."""
 
@@ -57,7 +54,6 @@ class QueuedWork(metaclass=ABCMeta):
 
 
 @final
-@mypyc_attr(native_class=True)
 class HostStream:
     """The queue of one stream. ``failures``: disk jobs among all its work and waits whose failed read was not raised yet."""
 
@@ -82,7 +78,6 @@ class HostStream:
 
 
 @final
-@mypyc_attr(native_class=True)
 class _Fill(QueuedWork):
     __slots__ = ("_address", "_num_bytes", "_value")
 
@@ -98,7 +93,6 @@ class _Fill(QueuedWork):
 
 
 @final
-@mypyc_attr(native_class=True)
 class _Record(QueuedWork):
     __slots__ = ("_event", "_open_events")
 
@@ -120,7 +114,6 @@ class _Record(QueuedWork):
 
 
 @final
-@mypyc_attr(native_class=True)
 class _Wait(QueuedWork):
     __slots__ = ("_event",)
 
@@ -139,7 +132,6 @@ class _Wait(QueuedWork):
 
 
 @final
-@mypyc_attr(native_class=True)
 class _DiskCopies(QueuedWork):
     __slots__ = ("job", "_failures")
 
@@ -165,7 +157,6 @@ class _DiskCopies(QueuedWork):
 
 
 @final
-@mypyc_attr(native_class=True)
 class _TimerMark(QueuedWork):
     __slots__ = ("_timer", "_is_end", "_enqueued_at")
 
@@ -194,7 +185,6 @@ def join_failures(stream: HostStream, event: HostEvent) -> None:
 
 
 @final
-@mypyc_attr(native_class=True)
 class HostStreams:
     """The streams. Law: ``is_busy`` if any stream has a queue, or any failure was not raised."""
 

@@ -6,7 +6,7 @@ whenever the stream's queue is looked at.
 
 from typing import Final, final
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..stats.statistics_clock import StatisticsClock
 from .handle_table import HandleTable, handle_index
@@ -16,7 +16,6 @@ _NOT_THERE: Final = -1.0
 
 
 @final
-@mypyc_attr(native_class=True)
 class HostTimer:
     """``begin`` and ``end`` are set when the stream gets there."""
 
@@ -28,7 +27,6 @@ class HostTimer:
 
 
 @final
-@mypyc_attr(native_class=True)
 class HostTimers:
     __slots__ = ("clock", "_handles", "_timers")
 

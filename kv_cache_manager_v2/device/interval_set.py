@@ -7,11 +7,10 @@ nothing of memory; the caller validates before a change, and the set asserts tha
 from bisect import bisect_right
 from typing import final
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 
 @final
-@mypyc_attr(native_class=True)
 class IntervalSet:
     """The intervals. Law: ``begs[0] < ends[0] < begs[1] < ends[1] < ...``."""
 

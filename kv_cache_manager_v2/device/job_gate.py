@@ -5,7 +5,7 @@ from abc import ABCMeta, abstractmethod
 from mypy_extensions import mypyc_attr
 
 
-@mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
+@mypyc_attr(allow_interpreted_subclasses=True)
 class JobGate(metaclass=ABCMeta):
     __slots__ = ()
 
@@ -15,7 +15,6 @@ class JobGate(metaclass=ABCMeta):
         reason why the job never begins."""
 
 
-@mypyc_attr(native_class=True)
 class JobSignal(metaclass=ABCMeta):
     __slots__ = ()
 
@@ -24,7 +23,6 @@ class JobSignal(metaclass=ABCMeta):
         """Raise the signal: the job is done. Called once, by a worker thread; must not raise an exception."""
 
 
-@mypyc_attr(native_class=True)
 class GateWatch(metaclass=ABCMeta):
     """Detects that gates will never open. Called by the caller's thread while it waits for a job with gates."""
 

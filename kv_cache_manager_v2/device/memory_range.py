@@ -6,7 +6,6 @@ nothing: if `resize` raises, as much is mapped as before.
 
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.errors import LogicError
 from ..base.handle import Handle
@@ -16,7 +15,6 @@ from .slot_watch import SlotWatch
 
 
 @final
-@mypyc_attr(native_class=True)
 class MemoryRange(Handle):
     """A memory range. Law: exactly ``[address, address + mapped_bytes)`` is mapped. Who creates it calls `close`."""
 

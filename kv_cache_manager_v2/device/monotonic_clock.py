@@ -3,13 +3,11 @@
 import time
 from typing import final
 
-from mypy_extensions import mypyc_attr
 
 from ..stats.statistics_clock import StatisticsClock
 
 
 @final
-@mypyc_attr(native_class=True)
 class MonotonicClock(StatisticsClock):
     """`time.monotonic`; any thread may read it."""
 

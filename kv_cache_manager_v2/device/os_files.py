@@ -12,7 +12,6 @@ import os
 from collections.abc import Sequence
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from .file_lock import open_locked, unlock_file
 from .file_port import FilePort
@@ -36,7 +35,6 @@ _fallocate: Final = _space(("fallocate", _libc))
 
 
 @final
-@mypyc_attr(native_class=True)
 class OsFiles(FilePort):
     """The operating system's files; see the module's docstring. A file is its descriptor."""
 

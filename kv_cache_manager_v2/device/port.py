@@ -50,7 +50,6 @@ NOT_MEASURED: Final = -2.0
 
 
 @final
-@mypyc_attr(native_class=True)
 class CopyBatch(Handle):
     """Equal-sized copies between two tiers, collected and then enqueued as one call.
 
@@ -92,7 +91,6 @@ class CopyBatch(Handle):
 
 
 @final
-@mypyc_attr(native_class=True)
 class MemoryAccess(Value):
     """One byte range that a kernel reads or writes."""
 
@@ -111,7 +109,7 @@ class MemoryAccess(Value):
         return (self.address, self.num_bytes, self.is_write)
 
 
-@mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
+@mypyc_attr(allow_interpreted_subclasses=True)
 class HostKernel(Handle, metaclass=ABCMeta):
     """Work that a software device runs on the host, in the order of a stream."""
 
@@ -128,7 +126,7 @@ class HostKernel(Handle, metaclass=ABCMeta):
         raise NotImplementedError("HostKernel.run is for subclasses to define")
 
 
-@mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Device(Handle, metaclass=ABCMeta):
     """One GPU, or a replacement for one. The module's docstring has the guarantees of all devices."""
 

@@ -9,7 +9,7 @@ from bisect import bisect_right
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.errors import LogicError
 from ..base.ids import CacheTier
@@ -17,7 +17,6 @@ from .interval_set import IntervalSet
 
 
 @final
-@mypyc_attr(native_class=True)
 class ReservedRange:
     """``[address, address + num_bytes)``, reserved as a whole and mapped in parts."""
 
@@ -30,7 +29,6 @@ class ReservedRange:
 
 
 @final
-@mypyc_attr(native_class=True)
 class RangeTable:
     """The table. Law: ranges do not overlap; mapped bytes are within their range."""
 

@@ -6,7 +6,6 @@ mapped, and how the work of the disk is followed, by overriding the first few me
 
 from typing import Final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.errors import LogicError, StorageIOError
 from ..base.ids import CacheTier
@@ -20,7 +19,6 @@ from .range_table import RangeTable
 from .slot_watch import SlotWatch
 
 
-@mypyc_attr(native_class=True)
 class RangedDevice(Device):
     __slots__ = ("_gpu_ranges", "_host_ranges", "_disk_ranges", "_workers", "_is_closed")
 

@@ -5,7 +5,6 @@ import os
 from collections.abc import Sequence
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from .file_lock import open_locked
 from .file_port import FilePort
@@ -14,7 +13,6 @@ from .private_files import open_private
 
 
 @final
-@mypyc_attr(native_class=True)
 class ReadOnlyFiles(FilePort):
     """Every call that would change something raises `OSError` with the number EROFS."""
 

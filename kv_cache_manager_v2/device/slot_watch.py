@@ -23,14 +23,13 @@ CHUNK_BYTES: Final = 1 << 20
 """Equal to `MAX_EXTENT_BYTES`: no chunk is moved in two pieces."""
 
 
-@mypyc_attr(native_class=True)
 class SlotTicket:
     """The purpose of the writes of one batch."""
 
     __slots__ = ()
 
 
-@mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
+@mypyc_attr(allow_interpreted_subclasses=True)
 class SlotWatch(metaclass=ABCMeta):
     """``file``: the file's number at its port ``files``, once it is open, and ``path`` its path, in the first folder. ``stripe``: None for
     a file in one folder."""

@@ -2,13 +2,11 @@
 
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from .host_memory import PAGE_BYTES, commit_memory, decommit_memory, release_addresses, reserve_addresses
 
 
 @final
-@mypyc_attr(native_class=True)
 class StagingMemory:
     """``num_bytes`` is a multiple of the page. Who creates it calls `close`."""
 

@@ -27,7 +27,7 @@ log says so. Only if that fails as well, the device's error is raised.
 from typing import Final, final
 
 from librt.vecs import append, vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.errors import StorageIOError
 from ..base.package_log import PackageLog
@@ -54,7 +54,6 @@ def timeline_of_point(point: i64) -> i64:
 
 
 @final
-@mypyc_attr(native_class=True)
 class Timeline:
     """One stream after another: the tick counter and the recorded events, oldest first."""
 
@@ -80,7 +79,6 @@ class Timeline:
 
 
 @final
-@mypyc_attr(native_class=True)
 class _Join:
     """A stream of our own that waits for two points, and the last pair of them."""
 
@@ -94,7 +92,6 @@ class _Join:
 
 
 @final
-@mypyc_attr(native_class=True)
 class StreamOrder:
     """All timelines of a manager. Conservation: every event recorded here is in one timeline's list until released.
 

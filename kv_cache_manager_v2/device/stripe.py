@@ -8,11 +8,9 @@
 import os
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 
 @final
-@mypyc_attr(native_class=True)
 class Stripe:
     __slots__ = ("folders", "slot_bytes")
 

@@ -8,14 +8,12 @@ import os
 from collections.abc import Sequence
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from .file_port import FilePort
 from .stripe import Stripe
 
 
 @final
-@mypyc_attr(native_class=True)
 class StripedFiles(FilePort):
     """See the module. ``path`` of `open_named`: the file in the first folder; its name is the same in all."""
 

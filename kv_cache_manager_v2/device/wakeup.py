@@ -8,7 +8,6 @@ import sys
 from threading import Lock
 from typing import ClassVar, Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.handle import Handle
 
@@ -17,7 +16,6 @@ _MOST_BYTES: Final = 4096
 
 
 @final
-@mypyc_attr(native_class=True)
 class Wakeup(Handle):
     """See the module. ``file_descriptor`` is to be waited for; `OSError` if the system has none left.
 

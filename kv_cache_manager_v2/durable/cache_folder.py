@@ -19,7 +19,6 @@ import os
 from collections.abc import Generator
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.errors import LogicError, StorageIOError
 from ..base.package_log import PackageLog
@@ -44,7 +43,6 @@ _logger: Final = PackageLog("kv_cache_manager_v2")
 
 
 @final
-@mypyc_attr(native_class=True)
 class CacheFolder:
     """Opened and locked by the constructor; `close` unlocks it. ``layout``: what must be equal for the slots to be read."""
 

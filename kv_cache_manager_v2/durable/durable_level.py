@@ -13,7 +13,7 @@ from threading import Lock
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.errors import StorageIOError
 from ..base.package_log import PackageLog
@@ -35,7 +35,6 @@ _logger: Final = PackageLog("kv_cache_manager_v2")
 
 
 @final
-@mypyc_attr(native_class=True)
 class DurableGroup:
     """One pool group of the level. ``announced``: while a write is planned. ``recorded``: by slot, whether it is."""
 
@@ -55,7 +54,6 @@ class DurableGroup:
 
 
 @final
-@mypyc_attr(native_class=True)
 class DurablePool(SlotWatch):
     """The file of one pool: the checksums of its chunks."""
 
@@ -99,7 +97,6 @@ class DurablePool(SlotWatch):
 
 
 @final
-@mypyc_attr(native_class=True)
 class DurableLevel:
     """``index``: of the level. ``folder``: locked until `close`."""
 

@@ -12,7 +12,6 @@ import json
 import os
 from typing import Any, Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.errors import LogicError
 from ..device.file_bytes import read_named, write_file
@@ -24,7 +23,6 @@ PART_NAME: Final = "part.json"
 
 
 @final
-@mypyc_attr(native_class=True)
 class FolderParts:
     """The folders on all paths, the first one included; those of the other paths are locked until `close`, unless they
     are only read."""

@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterator
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.package_log import PackageLog
 from ..device.file_bytes import read_range
@@ -78,7 +77,6 @@ def apply_file(files: FilePort, path: str, num_bytes: int, state: IndexState) ->
 
 
 @final
-@mypyc_attr(native_class=True)
 class IndexFile:
     """A log or a snapshot that is read piece by piece; `close` it."""
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from .index_state import IS_GONE, IndexState
 from .record_format import encode_end, encode_weights
@@ -15,7 +15,6 @@ _RECORD_COST: Final = 8
 
 
 @final
-@mypyc_attr(native_class=True)
 class IndexSnapshot:
     """Some nodes and pages of a state, in some order, to be encoded piece by piece: another thread may run in between.
 

@@ -16,7 +16,7 @@ from typing import Final, final
 
 from librt.strings import read_i16_le, read_i32_le, read_i64_le
 from librt.vecs import append, vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from .record_format import (
     CLEAR,
@@ -45,7 +45,6 @@ _SLOTS_PER_PAGE: Final = 2
 
 
 @final
-@mypyc_attr(native_class=True)
 class SlotTable:
     """Pages are numbers from 0 on. The dictionary has no slot twice, nor one that the column has a page for."""
 
@@ -120,7 +119,6 @@ _ROOT_BYTES: Final = 13
 
 
 @final
-@mypyc_attr(native_class=True)
 class IndexState:
     """See the module. ``weights``: what policies had learned last; empty where nothing is known."""
 

@@ -20,7 +20,6 @@ from queue import Empty, SimpleQueue
 from threading import Lock, main_thread
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.errors import LogicError, OutOfMemoryError
 from ..base.package_log import PackageLog
@@ -56,7 +55,6 @@ def _make_latch() -> Lock:
 
 
 @final
-@mypyc_attr(native_class=True)
 class IndexWriter(Drained):
     """See the module. ``failure``: why nothing is written any more, or an empty text. ``least_log_bytes``: of a log that a new snapshot
     is made for."""

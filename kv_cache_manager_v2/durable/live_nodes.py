@@ -3,10 +3,9 @@
 from abc import ABCMeta, abstractmethod
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 
-@mypyc_attr(native_class=True)
 class LiveNodes(metaclass=ABCMeta):
     """The numbers of the blocks in the tree."""
 

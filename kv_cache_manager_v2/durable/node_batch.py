@@ -3,7 +3,7 @@
 from typing import Final, final
 
 from librt.vecs import append, vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from .record_format import encode_node
 
@@ -17,7 +17,6 @@ _FORM_MASK: Final = 3
 
 
 @final
-@mypyc_attr(native_class=True)
 class NodeBatch:
     """Node records in the order in which they were added; not changed any more once it is in a queue."""
 

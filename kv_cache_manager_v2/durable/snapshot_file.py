@@ -7,7 +7,6 @@
 import os
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.package_log import PackageLog
 from ..device.file_bytes import write_file
@@ -21,7 +20,6 @@ _logger: Final = PackageLog("kv_cache_manager_v2")
 
 
 @final
-@mypyc_attr(native_class=True)
 class SnapshotFile:
     """``num_bytes``: written so far. Of one thread."""
 

@@ -8,7 +8,7 @@
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..device.slot_watch import SlotTicket
 
@@ -16,7 +16,6 @@ NO_POSITION: Final = -1
 
 
 @final
-@mypyc_attr(native_class=True)
 class WriteBatch(SlotTicket):
     """By position: ``nodes`` (0 for pages that are not recorded), ``slots`` and page ids; generations go by position. The arrays are the
     caller's, who changes them no more. ``first_page``: of the first block of all, each of which has ``num_life_cycles`` ids."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 from rawref import untrack_class
 
 from ..base.ids import TokenIdExt
@@ -26,7 +26,6 @@ from .engine_hashes import V1_BYTES, V1_ROOT, compute_v1_hash, compute_v2_root, 
 
 
 @final
-@mypyc_attr(native_class=True)
 class BlockNode:
     __slots__ = ("block", "parent", "root", "_key", "_mixed", "_lora_id", "_salt", "_digest")
 

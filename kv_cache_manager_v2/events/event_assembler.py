@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final, final
 
 from librt.vecs import append, vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.fair_turns import FairTurns
 from ..base.ids import TokenIdExt
@@ -58,7 +58,6 @@ _NOT_ANNOUNCED: Final = -1
 
 
 @final
-@mypyc_attr(native_class=True)
 class _Draft:
     """An event that is not drained yet: its blocks are not hashed so far."""
 
@@ -85,7 +84,6 @@ def _pack(level: i64, priority: i64) -> i64:
 
 
 @final
-@mypyc_attr(native_class=True)
 class EventAssembler:
     """``first_page``: the id of the first page of the first block."""
 

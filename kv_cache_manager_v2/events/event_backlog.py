@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.errors import CorruptedError
 from ..base.fair_turns import FairTurns
@@ -28,7 +28,6 @@ EVENT_TYPES: Final = ("created", "stored", "removed", "updated")
 
 
 @final
-@mypyc_attr(native_class=True)
 class EventBacklog:
     __slots__ = (
         "_batches", "_bell", "_num_pages_in", "_num_pages_out", "_assembling", "_assembler", "_max_events", "num_drained", "_turns",

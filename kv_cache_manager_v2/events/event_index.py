@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import ClassVar, Final, SupportsIndex, final
 
-from mypy_extensions import mypyc_attr
 from rawref import untrack, untrack_class
 
 from ..base.checks import to_count, to_instance, to_list
@@ -34,7 +33,6 @@ from .kv_cache_event import (
 
 
 @final
-@mypyc_attr(native_class=True)
 class IndexedBlock(Value):
     """A block that some layer group has cached. ``places``: (cache level, priority) by layer group."""
 
@@ -79,7 +77,6 @@ untrack_class(IndexedBlock)
 
 
 @final
-@mypyc_attr(native_class=True)
 class KVCacheEventIndex(Handle):
     """The blocks and layer groups known from the events of one `KVCacheEventManager`.
 

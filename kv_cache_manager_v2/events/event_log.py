@@ -11,7 +11,7 @@ The log keeps two marks, so that each page of a full block is announced once unt
 from typing import Final, final
 
 from librt.vecs import append, extend, vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.ids import TokenIdExt
 from .event_backlog import EventBacklog
@@ -43,7 +43,6 @@ MAX_WORDS: Final = 1 << 17
 
 
 @final
-@mypyc_attr(native_class=True)
 class EventLog(PageEventSink):
     __slots__ = (
         "_backlog", "_words", "_num_words", "_objects", "_num_pages", "_marks", "_first_page", "_num_life_cycles", "_wants_partial_blocks",

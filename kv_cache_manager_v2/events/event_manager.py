@@ -12,7 +12,7 @@ events, hashes included.
 from collections.abc import Sequence
 from typing import ClassVar, Final, SupportsFloat, SupportsIndex, final
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.call_door import CallDoor
 from ..base.checks import to_bool, to_count, to_int, to_number
@@ -33,7 +33,6 @@ _MAX_TIMEOUT_MS: Final = 86_400_000
 
 
 @final
-@mypyc_attr(native_class=True)
 class KVCacheEventManager(Handle):
     """The events of one `KVCacheManager`: pass it to the manager, call `flush_iteration_events` once a step, drain from any thread.
 

@@ -2,14 +2,12 @@
 
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.value import Value
 from .kv_cache_event import KVCacheEvent
 
 
 @final
-@mypyc_attr(native_class=True)
 class KVCacheEventSnapshot(Value):
     """``events``: created and stored ones, parents first, equal to all events up to ``event_id``; -1: there was none."""
 

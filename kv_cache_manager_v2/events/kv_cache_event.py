@@ -9,7 +9,6 @@ from __future__ import annotations
 from abc import ABCMeta, abstractmethod
 from typing import Any, Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.ids import TokenIdExt
 from ..base.value import Value
@@ -17,7 +16,6 @@ from .block_digest import BlockHash
 
 
 @final
-@mypyc_attr(native_class=True)
 class KVCacheEventDiff(Value):
     """An old and a new value."""
 
@@ -41,7 +39,6 @@ class KVCacheEventDiff(Value):
         return {"type": "event_diff", "new_value": self.new_value, "old_value": self.old_value}
 
 
-@mypyc_attr(native_class=True)
 class KVCacheEventData(Value, metaclass=ABCMeta):
     """The content of an event: one of the four classes below."""
 
@@ -58,7 +55,6 @@ class KVCacheEventData(Value, metaclass=ABCMeta):
 
 
 @final
-@mypyc_attr(native_class=True)
 class KVCacheCreatedData(KVCacheEventData):
     """The blocks that each cache level could hold for this layer group, if it had the level to itself.
 
@@ -80,7 +76,6 @@ class KVCacheCreatedData(KVCacheEventData):
 
 
 @final
-@mypyc_attr(native_class=True)
 class KVCacheStoredBlockData(Value):
     """A block that can be reused from now on: its hash, its tokens, and the level and priority of its page."""
 
@@ -123,7 +118,6 @@ class KVCacheStoredBlockData(Value):
 
 
 @final
-@mypyc_attr(native_class=True)
 class KVCacheStoredData(KVCacheEventData):
     """Blocks of one path, each the parent of the next. ``parent_hash``: the first block's parent; None: the first block is at a root."""
 
@@ -168,7 +162,6 @@ class KVCacheStoredData(KVCacheEventData):
 
 
 @final
-@mypyc_attr(native_class=True)
 class KVCacheRemovedData(KVCacheEventData):
     """Blocks that can no longer be reused, and why: a name of `CAUSE_NAMES`."""
 
@@ -189,7 +182,6 @@ class KVCacheRemovedData(KVCacheEventData):
 
 
 @final
-@mypyc_attr(native_class=True)
 class KVCacheUpdatedData(KVCacheEventData):
     """A stored block's page is on another cache level, or has another priority; None if unchanged."""
 
@@ -219,7 +211,6 @@ class KVCacheUpdatedData(KVCacheEventData):
 
 
 @final
-@mypyc_attr(native_class=True)
 class KVCacheEvent(Value):
     """One change of one layer group's published blocks. ``event_id`` grows by one from event to event, dropped ones included."""
 

@@ -2,7 +2,6 @@
 
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 FULL_ATTENTION: Final = "full_attention"
 SLIDING_WINDOW: Final = "sliding_window"
@@ -10,7 +9,6 @@ MAMBA: Final = "mamba"
 
 
 @final
-@mypyc_attr(native_class=True)
 class LayerGroupFacts:
     """``kind``: in routers' terms. ``num_blocks_per_cache_level``: slots of its pool group on each level."""
 

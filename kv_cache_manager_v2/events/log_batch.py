@@ -8,7 +8,7 @@ block has a second word, its parent. Tokens of a block, the scope of a root, a `
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 ROOT_MADE: Final = 0
 ROOT_REMOVED: Final = 1
@@ -30,7 +30,6 @@ BYTE_MASK: Final = 255
 
 
 @final
-@mypyc_attr(native_class=True)
 class LogBatch:
     """The log entries of some calls."""
 

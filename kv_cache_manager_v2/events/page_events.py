@@ -33,7 +33,7 @@ from .published_run import PublishedRun, unpack_level, unpack_priority
 from .removal_cause import UNREACHABLE
 
 
-@mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
+@mypyc_attr(allow_interpreted_subclasses=True)
 class PageEventSink(Handle, metaclass=ABCMeta):
     __slots__ = ()
 

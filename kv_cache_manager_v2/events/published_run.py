@@ -6,7 +6,7 @@ A page's level and priority are one number: level (bits 0-4) | priority (5-11), 
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 _LEVEL_MASK: Final = 31
 _PRIORITY_SHIFT: Final = 5
@@ -22,7 +22,6 @@ def unpack_priority(level_and_priority: i64) -> i64:
 
 
 @final
-@mypyc_attr(native_class=True)
 class PublishedRun:
     """Immutable."""
 

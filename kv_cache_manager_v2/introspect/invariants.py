@@ -8,7 +8,7 @@ it after every operation; production code never does.
 from collections.abc import Sequence
 from typing import Final, final
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.errors import CorruptedError
 from ..base.ids import BAD_PAGE_INDEX
@@ -27,7 +27,6 @@ _SCRATCH: Final = -1
 
 
 @final
-@mypyc_attr(native_class=True)
 class _Tally:
     """The counts that follow from the sequences and the tree, by page id."""
 

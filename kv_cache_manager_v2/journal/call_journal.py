@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final, final
 
 from librt.strings import write_i64_le
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..config.config_codec import encode_value
 from ..reuse.digest_table import DigestTable
@@ -20,7 +20,6 @@ _MAX_SHORT_LENGTH: Final = 1 << 31
 
 
 @final
-@mypyc_attr(native_class=True)
 class CallJournal(CallRecords):
     __slots__ = ("_writer", "_digests", "_priorities", "_prompts")
 

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.errors import LogicError
 
 ASKED: Final = "asked"
 
 
-@mypyc_attr(native_class=True)
 class CallRecords:
     __slots__ = ()
 

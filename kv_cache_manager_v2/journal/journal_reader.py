@@ -21,7 +21,6 @@ class TornJournalError(JournalError):
 
 
 @final
-@mypyc_attr(native_class=True)
 class JournalReader:
     """A cursor over the bytes of a journal, already past its header."""
 

@@ -13,7 +13,7 @@ import os
 from typing import Final, final
 
 from librt.strings import BytesWriter
-from mypy_extensions import i64, mypyc_attr, u8
+from mypy_extensions import i64, u8
 
 from ..base.package_log import PackageLog
 from ..device.claimed_file import ClaimedFile
@@ -35,7 +35,6 @@ _logger: Final = PackageLog("kv_cache_manager_v2")
 
 
 @final
-@mypyc_attr(native_class=True)
 class JournalWriter:
     __slots__ = ("path", "error", "buffer", "num_records", "_file", "_digest", "_process")
 

@@ -24,7 +24,7 @@ from typing import Any, Final, SupportsIndex, final
 import numpy as np
 import numpy.typing as npt
 from librt.vecs import vec
-from mypy_extensions import i32, i64, mypyc_attr
+from mypy_extensions import i32, i64
 
 from ..base.checks import to_count, to_instance, to_int, to_int_within, to_list, to_role
 from ..base.errors import LogicError
@@ -52,7 +52,6 @@ _MOST_BUFFERS: Final = 16
 
 
 @final
-@mypyc_attr(native_class=True)
 class BatchPageTable(Handle):
     """The page tables of a batch; see the module. ``max_num_blocks``: of the longest sequence, in the manager's blocks.
 

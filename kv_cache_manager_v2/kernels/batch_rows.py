@@ -8,7 +8,7 @@ References the sequences' states, not their handles, so the leak of a handle is 
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.errors import LogicError
 from ..sequence.changed_blocks import ChangedBlocks
@@ -16,7 +16,6 @@ from ..sequence.sequence_state import SequenceState
 
 
 @final
-@mypyc_attr(native_class=True)
 class GroupRows:
     """One layer group, of all rows."""
 
@@ -29,7 +28,6 @@ class GroupRows:
 
 
 @final
-@mypyc_attr(native_class=True)
 class BatchMember:
     """Who is in a row."""
 
@@ -44,7 +42,6 @@ class BatchMember:
 
 
 @final
-@mypyc_attr(native_class=True)
 class BatchRows:
     __slots__ = ("states", "members", "groups", "marks", "histories", "num_inputs", "is_stepping")
 

@@ -4,7 +4,7 @@ from typing import Final, final
 
 import numpy as np
 import numpy.typing as npt
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..sequence.changed_blocks import ChangedBlocks
 from ..sequence.sequence_state import SequenceState
@@ -16,7 +16,6 @@ from .table_output import TableOutput
 
 
 @final
-@mypyc_attr(native_class=True)
 class BlockTable(TableOutput):
     """`array`: ``[max_num_sequences, max_num_blocks * expansion]`` int32; row ``r`` has the pages of the sequence in row ``r``.
 

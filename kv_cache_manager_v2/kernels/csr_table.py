@@ -5,7 +5,7 @@ from typing import Final, TypeAlias, final
 import numpy as np
 import numpy.typing as npt
 from librt.vecs import vec
-from mypy_extensions import i32, i64, mypyc_attr
+from mypy_extensions import i32, i64
 
 from ..base.integer_math import ceil_div
 from ..sequence.changed_blocks import ChangedBlocks
@@ -27,7 +27,6 @@ _FEW: Final = 4
 
 
 @final
-@mypyc_attr(native_class=True)
 class RowEdit:
     """The change of one row: remove ``num_dropped`` entries from ``first_dropped`` on, append ``pages``."""
 
@@ -41,7 +40,6 @@ class RowEdit:
 
 
 @final
-@mypyc_attr(native_class=True)
 class CsrTable(TableOutput):
     """Page table for ``plan()`` of FlashInfer's ``BatchDecodeWithPagedKVCacheWrapper`` and
     ``BatchPrefillWithPagedKVCacheWrapper`` (``flashinfer/decode.py``, ``flashinfer/prefill.py``), all int32:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, SupportsIndex, final
 
 from librt.strings import read_i32_le, write_i32_le
 from librt.vecs import append, vec
-from mypy_extensions import i32, i64, mypyc_attr
+from mypy_extensions import i32, i64
 
 from ..base.checks import to_count, to_instance
 from ..base.errors import LogicError
@@ -45,7 +45,6 @@ _NOT_SMALL: Final = -1
 
 
 @final
-@mypyc_attr(native_class=True)
 class DecodeBatch(Handle):
     """Sequences that decode together; see the module. Members are the rows of `table`, all of beam width 1.
 

@@ -10,7 +10,7 @@ from typing import Any, Final, SupportsIndex, final
 
 import numpy as np
 import numpy.typing as npt
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.checks import has_attribute, to_instance, to_int, to_int_within, to_list
 from ..base.errors import LogicError
@@ -78,7 +78,6 @@ _WORD: Final = 8
 
 
 @final
-@mypyc_attr(native_class=True)
 class _Staging:
     """Pinned host memory, as much device memory, and the event after which the device has read it."""
 
@@ -91,7 +90,6 @@ class _Staging:
 
 
 @final
-@mypyc_attr(native_class=True)
 class DevicePageIndices(Handle):
     """The output at `address_of`: int32 ``[max_num_sequences, max_num_blocks * expansion]`` in GPU memory, at one address for
     the object's life.

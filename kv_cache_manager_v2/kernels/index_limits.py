@@ -2,7 +2,7 @@
 
 from typing import Final, final
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.ids import INT32_MAX
 from ..manager.kv_cache_manager import KVCacheManager
@@ -11,7 +11,6 @@ from .page_family import PageRule
 
 
 @final
-@mypyc_attr(native_class=True)
 class _GroupLimit:
     __slots__ = ("allocator", "most_slots", "text")
 
@@ -31,7 +30,6 @@ class _GroupLimit:
 
 
 @final
-@mypyc_attr(native_class=True)
 class IndexLimits:
     """The limits of one batch's outputs: the least for each pool group."""
 

@@ -4,7 +4,7 @@ from typing import Final, final
 
 import numpy as np
 import numpy.typing as npt
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.ids import DataRole, LayerId, PageIndexMode
 from ..layout.buffer_id import BufferId
@@ -22,7 +22,6 @@ PER_LAYER: Final = PageIndexMode.PER_LAYER
 
 
 @final
-@mypyc_attr(native_class=True)
 class VirtualPool:
     """Layers that share one row of offsets, and the address from which the offsets count."""
 
@@ -84,7 +83,6 @@ def _validate_pair(
 
 
 @final
-@mypyc_attr(native_class=True)
 class OffsetTable(TableOutput):
     """Page table for TensorRT-LLM's attention op (``cpp/tensorrt_llm/thop/attentionOp.cpp``, ``KVBlockArray`` in
     ``cpp/tensorrt_llm/kernels/kvCacheUtils.h``):

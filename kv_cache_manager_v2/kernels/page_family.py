@@ -12,7 +12,7 @@ PER_LAYER mode only.
 
 from typing import Final, SupportsIndex, final
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.checks import to_index_mode, to_int, to_role
 from ..base.given import Given
@@ -22,7 +22,6 @@ from ..manager.kv_cache_manager import KVCacheManager
 
 
 @final
-@mypyc_attr(native_class=True)
 class StridedPages(Value):
     """Entries are base page indices (slot ids) of one layer group."""
 
@@ -38,7 +37,6 @@ class StridedPages(Value):
 
 
 @final
-@mypyc_attr(native_class=True)
 class DensePages(Value):
     """Entries are page indices of one (layer, role), as `PageIndexConverter` computes them; SHARED serves equal
     layers too."""
@@ -67,7 +65,6 @@ PageFamily = StridedPages | DensePages
 
 
 @final
-@mypyc_attr(native_class=True)
 class PageRule(Value):
     """A page family resolved against a manager: plain numbers for loops. ``index = (slot * scale + offset) *
     expansion + j``."""

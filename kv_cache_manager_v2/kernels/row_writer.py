@@ -8,7 +8,7 @@ from typing import Any, Final, final
 
 import numpy as np
 import numpy.typing as npt
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..sequence.changed_blocks import ChangedBlocks
 from ..sequence.page_table import PageTable
@@ -53,7 +53,6 @@ def fill_scratch_pages(rule: PageRule, pages: npt.NDArray[np.int32], begin: i64,
 
 
 @final
-@mypyc_attr(native_class=True)
 class RowWriter:
     __slots__ = ("rule", "filler", "_array", "_flat", "_first", "_stride", "_group")
 

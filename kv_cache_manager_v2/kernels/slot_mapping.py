@@ -5,7 +5,7 @@ from typing import Final, final
 import numpy as np
 import numpy.typing as npt
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.integer_math import ceil_div
 from ..sequence.sequence_state import SequenceState
@@ -20,7 +20,6 @@ _FEW: Final = 8
 
 
 @final
-@mypyc_attr(native_class=True)
 class SlotMapping(TableOutput):
     """`array`: ``[max_num_input_tokens]`` int64, ``page index * tokens per page + token in page`` for the step's input
     tokens, row after row as in `BatchPageTable.query_start_loc`; -1 behind the last token.

@@ -8,7 +8,7 @@ from abc import ABCMeta, abstractmethod
 from typing import Any
 
 import numpy.typing as npt
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.handle import Handle
 from ..sequence.changed_blocks import ChangedBlocks
@@ -17,7 +17,6 @@ from .batch_rows import BatchRows
 from .page_family import PageRule
 
 
-@mypyc_attr(native_class=True)
 class TableOutput(Handle, metaclass=ABCMeta):
     __slots__ = ("_own",)
 

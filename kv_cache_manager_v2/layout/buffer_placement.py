@@ -2,14 +2,12 @@
 
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.ids import LifeCycleId, PoolGroupIndex, PoolIndex
 from .buffer_id import BufferId
 
 
 @final
-@mypyc_attr(native_class=True)
 class BufferPlacement:
     """A value, in bytes of one slot and in sub-pages of the buffer's expanded size. ``scratch_pages_per_block``: the sub-pages of one
     layer, as a block of scratch memory takes only those.

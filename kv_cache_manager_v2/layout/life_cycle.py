@@ -17,7 +17,7 @@ need the same blocks into several groups, and changes nothing in the arithmetic.
 from abc import ABCMeta, abstractmethod
 from typing import Final, final
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.checks import MAX_COUNT, to_count, to_int
 from ..base.given import Given
@@ -27,7 +27,6 @@ from ..base.value import Value
 
 
 # Not `ABC` as a base: compiled classes would accept weak references through it and then never clear them.
-@mypyc_attr(native_class=True)
 class LifeCycle(Value, metaclass=ABCMeta):
     """The rule that says how long a layer group needs a block. A value: equal ones are the same life cycle."""
 
@@ -76,7 +75,6 @@ class LifeCycle(Value, metaclass=ABCMeta):
 
 
 @final
-@mypyc_attr(native_class=True)
 class AttnLifeCycle(LifeCycle):
     """Attention to all tokens, or to the last ``window_size`` and to the first ``num_sink_blocks`` blocks. Other ``part``, other group."""
 
@@ -149,7 +147,6 @@ class AttnLifeCycle(LifeCycle):
 
 
 @final
-@mypyc_attr(native_class=True)
 class SsmLifeCycle(LifeCycle):
     """Recurrent state: one slot per sequence and beam, no page per block, nothing that could become stale."""
 

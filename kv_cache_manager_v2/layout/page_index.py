@@ -18,7 +18,6 @@ Conversions work on whole arrays; numpy is imported by the first one.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, SupportsIndex, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.checks import to_index_mode, to_instance, to_instance_or_none, to_int, to_list
 from ..base.given import Given
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 @final
-@mypyc_attr(native_class=True)
 class PageIndexConverter(Value):
     """Converts the base page indices of any sequence for one (layer, role). A value, shared by all sequences."""
 

@@ -6,7 +6,6 @@ A layer with both attention and recurrent state has two life cycles and belongs 
 from collections.abc import Iterator
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.ids import LayerId, LifeCycleId
 from ..base.value import Value
@@ -16,7 +15,6 @@ from .life_cycle import AttnLifeCycle, LifeCycle, SsmLifeCycle
 
 
 @final
-@mypyc_attr(native_class=True)
 class LifeCycleRegistry(Value):
     """``registry[life_cycle_id]`` is a life cycle; iteration is in the order of the ids. Never changes."""
 

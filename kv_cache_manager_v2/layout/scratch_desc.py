@@ -3,14 +3,12 @@
 from collections.abc import Sequence
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.ranges import HalfOpenRange
 from ..base.value import Value
 
 
 @final
-@mypyc_attr(native_class=True)
 class ScratchDesc(Value):
     """Block ordinals ``range`` of one layer group share ``slot_ids``. A value; false when the range is empty.
 

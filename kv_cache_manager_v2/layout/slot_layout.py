@@ -20,7 +20,6 @@ From layers to slots:
 
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.errors import UnknownBufferError
 from ..base.ids import LifeCycleId, PoolGroupIndex, PoolIndex
@@ -66,7 +65,6 @@ def compute_pool_groups(variants: list[SlotDescVariant]) -> list[SlotDesc]:
 
 
 @final
-@mypyc_attr(native_class=True)
 class SlotLayout:
     """The layout; see the module's docstring. Made by `compute_slot_layout`."""
 

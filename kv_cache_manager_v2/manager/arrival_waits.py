@@ -8,7 +8,6 @@ Conservation: the loop looks at the descriptor exactly while a coroutine waits.
 
 from typing import Any, Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.errors import LogicError
 from ..device.wakeup import Wakeup
@@ -20,7 +19,6 @@ from .kv_cache import KVCache
 
 
 @final
-@mypyc_attr(native_class=True)
 class ArrivalWaits:
     __slots__ = ("_shared", "_wakeup", "_loop", "_waiting")
 

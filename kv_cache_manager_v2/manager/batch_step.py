@@ -8,7 +8,7 @@ from typing import Final, final
 
 from librt.strings import read_i32_le
 from librt.vecs import append, vec
-from mypy_extensions import i32, i64, mypyc_attr
+from mypy_extensions import i32, i64
 
 from ..base.checks import MAX_COUNT, to_counts, to_int_within, to_list
 from ..base.errors import LogicError
@@ -35,7 +35,6 @@ NO_TOKEN: Final = -1
 
 
 @final
-@mypyc_attr(native_class=True)
 class BatchStep:
     """The sequences of one batch call, each listed once; ``number`` is that of the call, unique within the manager."""
 

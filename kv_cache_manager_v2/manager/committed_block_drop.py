@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 from rawref import invalidate
 
 from ..base.errors import LogicError
@@ -48,7 +47,6 @@ def _list_published_blocks(state: SequenceState) -> list[Block]:
 
 
 @final
-@mypyc_attr(native_class=True)
 class AbandonedPlan(Abandoned):
     __slots__ = ("_shared", "_number", "_drops")
 
@@ -82,7 +80,6 @@ def _cancel_plan(shared: SharedState, number: int) -> None:
 
 
 @final
-@mypyc_attr(native_class=True)
 class CommittedBlockDrop(Handle):
     """Made by `KVCache.plan_committed_block_drop`. It outlives the sequence, and keeps no page from eviction."""
 

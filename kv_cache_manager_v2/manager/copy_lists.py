@@ -3,7 +3,6 @@
 from bisect import bisect_right
 from typing import Final, SupportsIndex, TypeAlias, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.checks import to_count, to_int_within, to_list
 from ..base.errors import CopyListError
@@ -16,7 +15,6 @@ SlotCopy: TypeAlias = tuple[int, int, int, int, int]
 
 
 @final
-@mypyc_attr(native_class=True)
 class CopyLists:
     """Law: each list is taken once, in order; each worker reports each list once, in order. A list that no report can follow is lost."""
 

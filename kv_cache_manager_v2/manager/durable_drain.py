@@ -3,7 +3,7 @@
 from typing import Final, final
 
 from librt.vecs import append, vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..device.monotonic_clock import MonotonicClock
 from ..durable.durable_level import DurableLevel
@@ -92,7 +92,6 @@ def record_weights(shared: SharedState) -> None:
 
 
 @final
-@mypyc_attr(native_class=True)
 class UseOrder:
     """In which order the published pages were used: as decisions have made it, whatever the disk has. No sequence is open.
 

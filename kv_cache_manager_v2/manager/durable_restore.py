@@ -14,7 +14,7 @@ Nodes and pages are ordinals of the `IndexState`. Runs of blocks without branche
 from typing import Final, final
 
 from librt.vecs import append, vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.ids import PRIORITY_DEFAULT
 from ..durable.durable_level import DurableLevel
@@ -62,7 +62,6 @@ _IS_KEPT: Final = 4
 
 
 @final
-@mypyc_attr(native_class=True)
 class DurableRestore:
     """``num_pages``, ``num_blocks``: what was restored. Made before the first sequence, and of no use after it."""
 

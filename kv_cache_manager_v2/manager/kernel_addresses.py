@@ -8,7 +8,6 @@ made of ``expansion`` pages of the kernel's. In SHARED mode a page index counts 
 from collections.abc import Iterable
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.checks import to_index_mode, to_list, to_role
 from ..base.errors import LogicError
@@ -26,7 +25,6 @@ from .pool_view import PoolView
 
 
 @final
-@mypyc_attr(native_class=True)
 class KernelAddresses:
     __slots__ = ("_layout", "_storage", "_mode_required")
 

@@ -17,7 +17,7 @@ from enum import Enum
 from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar, Final, SupportsIndex, final
 
-from mypy_extensions import i32, i64, mypyc_attr
+from mypy_extensions import i32, i64
 from rawref import invalidate
 
 from ..base.checks import MAX_COUNT, to_bool, to_count, to_counts, to_index_mode, to_int, to_int_within, to_list
@@ -100,7 +100,6 @@ class SequenceStatus(Enum):
 
 
 @final
-@mypyc_attr(native_class=True)
 class KVCache(Handle):
     """One sequence. Made by `KVCacheManager.create_kv_cache`, suspended; see the module for its states.
 

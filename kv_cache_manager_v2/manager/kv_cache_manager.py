@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, SupportsIndex, final
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 from rawref import invalidate
 
 from ..base.checks import (
@@ -161,7 +161,6 @@ _PATIENCE_SECONDS: Final = 0.1
 
 
 @final
-@mypyc_attr(native_class=True)
 class KVCacheManager(Handle):
     """Owns paged KV-cache memory and decides which bytes belong to which token. See the module for its states.
 

@@ -3,7 +3,7 @@
 from typing import Final, SupportsIndex, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.checks import to_int
 from ..base.package_log import PackageLog
@@ -30,7 +30,6 @@ _TRIES: Final = 12
 
 
 @final
-@mypyc_attr(native_class=True)
 class LevelSizes(DemandSampler):
     __slots__ = ("_shared", "_open_sequences", "_config", "_layout", "_quotas", "_demand", "_last_adjustment_us")
 

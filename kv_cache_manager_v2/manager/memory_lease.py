@@ -8,7 +8,6 @@ CLOSED     none; the storage is closed, and the device if the manager made it
 
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.package_log import PackageLog
 from ..base.ids import CacheTier
@@ -73,7 +72,6 @@ _logger: Final = PackageLog("kv_cache_manager_v2")
 
 
 @final
-@mypyc_attr(native_class=True)
 class MemoryLease:
     """Conservation: `num_views` is the number of `take` without `release`."""
 

@@ -11,7 +11,7 @@ would match, every window whole and with a recurrent state. Where its scope's ep
 from typing import Final, final
 
 import rawref
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.errors import LogicError
 from ..introspect.invariants import check_invariants
@@ -63,7 +63,6 @@ MOST_USERS: Final = 500_000
 
 
 @final
-@mypyc_attr(native_class=True)
 class OpenSequences:
     __slots__ = ("_states", "_handles", "_next_serial", "_not_counted")
 
@@ -167,7 +166,6 @@ class OpenSequences:
 
 
 @final
-@mypyc_attr(native_class=True)
 class AbandonedSequence(Abandoned):
     """The state of a sequence whose handle was dropped without `close`."""
 
@@ -183,7 +181,6 @@ class AbandonedSequence(Abandoned):
 
 
 @final
-@mypyc_attr(native_class=True)
 class InvariantChecker(StateChecker):
     """All invariants of one manager."""
 

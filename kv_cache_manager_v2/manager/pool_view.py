@@ -26,7 +26,6 @@ host's memory they read as they were or as zeros, on a GPU touching them is an i
 import sys
 from typing import Any, Final, final
 
-from mypy_extensions import mypyc_attr
 from rawref import invalidate
 
 from ..base.checks import to_text
@@ -52,7 +51,6 @@ _TYPE_STRINGS: Final = {
 
 
 @final
-@mypyc_attr(native_class=True)
 class PoolView(Handle):
     """``[rows, items per row]`` of `dtype`. Made by `KVCacheManager.pool_view`; writable. See the module for its
     life."""

@@ -2,7 +2,7 @@
 
 from typing import Final, final
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..reuse.block import Block
 from ..reuse.match import Match
@@ -20,7 +20,6 @@ NO_PLANNED: Final[list[PlannedBlock]] = []
 
 
 @final
-@mypyc_attr(native_class=True)
 class PrefixMatches:
     __slots__ = ("num_untrimmed", "num_content", "counts_content", "planned", "_shared", "_backoff")
 

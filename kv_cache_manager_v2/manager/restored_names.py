@@ -10,7 +10,7 @@ import struct
 from hashlib import sha256
 from typing import Final, final
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.checks import to_list
 from ..durable.index_state import IndexState
@@ -22,7 +22,6 @@ _SHOWN: Final = 3
 
 
 @final
-@mypyc_attr(native_class=True)
 class RestoredNames:
     """``names``: of each page in the order of `DurableRestore.pages`, then of the weights, if there are any."""
 
@@ -64,7 +63,6 @@ class RestoredNames:
 
 
 @final
-@mypyc_attr(native_class=True)
 class _Chain:
     """Digests of paths, each block's once."""
 

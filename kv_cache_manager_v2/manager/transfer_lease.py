@@ -10,7 +10,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Final, SupportsIndex, final
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 from rawref import invalidate
 
 from ..base.checks import to_int
@@ -28,7 +28,6 @@ _logger: Final = PackageLog("kv_cache_manager_v2")
 
 
 @final
-@mypyc_attr(native_class=True)
 class TransferLease(Handle):
     """Made by `KVCache.reserve_transfer`, and listed by `KVCacheManager.open_leases`. Leaving a ``with`` settles it."""
 

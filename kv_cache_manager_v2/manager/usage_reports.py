@@ -2,7 +2,6 @@
 
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.errors import LogicError
 from ..sequence.call_guard import SnapshotPublisher
@@ -20,7 +19,6 @@ from .open_sequences import OpenSequences
 
 
 @final
-@mypyc_attr(native_class=True)
 class UsageReports(SnapshotPublisher):
     __slots__ = ("recorder", "published", "_shared", "_open_sequences", "_iteration")
 

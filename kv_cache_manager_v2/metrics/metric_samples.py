@@ -5,7 +5,6 @@ Raw counters rather than rates: the reader divides, over an interval of their ch
 
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.build_mode import VERSION, is_compiled
 from ..base.errors import LogicError
@@ -26,7 +25,6 @@ TIER_LABELS: Final = {CacheTier.GPU_MEM: "gpu", CacheTier.HOST_MEM: "host", Cach
 
 
 @final
-@mypyc_attr(native_class=True)
 class MetricSamples:
     """One metric: its kind, the names of its labels, and a value for each combination of labels."""
 

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from threading import Lock
 from typing import Any, ClassVar, Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.checks import to_instance, to_instance_or_none, to_texts_by_name, type_name
 from ..base.errors import BusyError, KVCacheManagerError
@@ -36,7 +35,6 @@ _collectors_lock: Final = Lock()
 
 
 @final
-@mypyc_attr(native_class=True)
 class PrometheusExporter(Handle):
     """Exports one manager's metrics to a registry of `prometheus_client`, from the constructor's return until `close`.
 

@@ -8,11 +8,9 @@ from collections.abc import Callable
 from threading import Lock
 from typing import Any, Final, final
 
-from mypy_extensions import mypyc_attr
 
 
 @final
-@mypyc_attr(native_class=True)
 class RegistryCollector:
     """Invariant: registered with ``registry`` exactly while it has members. Members may join and leave from any thread."""
 

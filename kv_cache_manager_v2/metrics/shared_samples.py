@@ -13,7 +13,6 @@ from .time_samples import HistogramSamples
 
 
 @final
-@mypyc_attr(native_class=True)
 class SharedFacts(Value):
     """``pages``: by outcome. ``failures``, ``dropped``: by cause. ``open_stores``: by endpoint, whether its breaker is open.
     ``slots``: of staging, by (use, state). ``times``: of operations of one endpoint, by kind."""
@@ -51,7 +50,7 @@ class SharedFacts(Value):
         return f"SharedFacts({self.lookups} look-ups, pages={self.pages}, failures={self.failures})"
 
 
-@mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
+@mypyc_attr(allow_interpreted_subclasses=True)
 class SharedSource(Handle, metaclass=ABCMeta):
     """The argument ``shared_level`` of exporters; `kv_cache_manager_v2.shared.SharedLevel` is one."""
 

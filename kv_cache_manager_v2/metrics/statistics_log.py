@@ -3,7 +3,6 @@
 import logging
 from typing import Any, ClassVar, Final, SupportsIndex, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.checks import to_instance, to_int, type_name
 from ..base.given import Given
@@ -15,7 +14,6 @@ LOGGER_NAME: Final = "kv_cache_manager_v2.statistics"
 
 
 @final
-@mypyc_attr(native_class=True)
 class StatisticsLog(Handle):
     """A log of iterations: `write` logs what happened since its last call. The record's attribute ``kvcm`` is a dict of the figures.
 

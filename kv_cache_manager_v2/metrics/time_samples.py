@@ -2,7 +2,6 @@
 
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..stats.block_times import BlockTimes
 from ..stats.time_histogram import TimeHistogram
@@ -11,7 +10,6 @@ from .metric_samples import PREFIX
 
 
 @final
-@mypyc_attr(native_class=True)
 class HistogramSamples:
     """One histogram at one moment, for each combination of its labels."""
 

@@ -10,7 +10,6 @@ unless ``dtype`` is fp32, and for the other states what the configuration says, 
 
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.ids import DataRole, LayerId
 from ..config.layer_config import AttentionLayerConfig, BufferConfig, LayerConfig, SsmLayerConfig
@@ -24,7 +23,6 @@ _INDEX_SCALE_BYTES: Final = 4
 
 
 @final
-@mypyc_attr(native_class=True)
 class LayerMaker:
     """Collects the layers of one rank in ``layers``: with blocks of one token, in the order of their ids."""
 

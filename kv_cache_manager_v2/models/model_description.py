@@ -9,7 +9,6 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, SupportsIndex, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.checks import to_int, to_text
 from ..base.given import Given
@@ -29,7 +28,6 @@ _MAX_RANKS: Final = 1 << 20
 
 
 @final
-@mypyc_attr(native_class=True)
 class ModelDescription(Value):
     """The layers of one pipeline stage, as `KVCacheManagerConfig` takes them, with blocks of one token."""
 

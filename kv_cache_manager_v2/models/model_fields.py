@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any, Final, final
 
-from mypy_extensions import mypyc_attr
 
 _MAX_COUNT: Final = 1 << 40
 
@@ -13,7 +12,6 @@ class ModelConfigError(ValueError):
 
 
 @final
-@mypyc_attr(native_class=True)
 class ModelFields:
     """The fields of one model. ``family``: its `model_type`."""
 

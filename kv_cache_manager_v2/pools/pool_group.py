@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.ids import CacheTier
 from ..device.memory_range import MemoryRange
@@ -18,7 +18,6 @@ from .slot_allocator import SlotAllocator
 
 
 @final
-@mypyc_attr(native_class=True)
 class PoolGroup:
     __slots__ = ("tier", "slot_bytes", "base_addresses", "allocator", "_ranges")
 

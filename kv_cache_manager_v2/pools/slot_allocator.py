@@ -14,7 +14,7 @@ for it on its own stream.
 from typing import Final, final
 
 from librt.vecs import append, vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.growing_arrays import fill_words, reserve_words
 from ..device.stream_order import NO_POINT
@@ -24,7 +24,6 @@ MOST_RESERVED: Final = 1 << 28
 
 
 @final
-@mypyc_attr(native_class=True)
 class SlotAllocator:
     __slots__ = (
         "num_slots", "num_free", "num_aside", "first_slot", "peak_used", "_past_peak", "ready", "_stack", "_num_stacked", "_next_unused",

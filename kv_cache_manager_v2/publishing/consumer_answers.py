@@ -8,7 +8,6 @@ import time
 from collections import deque
 from typing import Any, Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.package_log import PackageLog
 from .event_endpoints import load_zmq
@@ -26,7 +25,6 @@ _logger: Final = PackageLog("kv_cache_manager_v2")
 
 
 @final
-@mypyc_attr(native_class=True)
 class ConsumerAnswers:
     """``socket``: a ROUTER. For the publisher's thread."""
 

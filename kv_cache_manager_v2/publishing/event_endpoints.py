@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 from typing import Any, Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.checks import shown, to_list, to_text
 from ..base.missing_package import missing_package
@@ -62,7 +61,6 @@ def is_of_this_machine(endpoint: str) -> bool:
 
 
 @final
-@mypyc_attr(native_class=True)
 class ConsumerKeys:
     """The publisher's secret CURVE key, and the public keys of the consumers that may connect."""
 

@@ -26,7 +26,6 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, ClassVar, Final, SupportsFloat, SupportsIndex, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.checks import shown, to_count, to_instance, to_int, to_items, to_number, to_text
 from ..base.errors import LogicError
@@ -48,7 +47,6 @@ from .wire_writer import DIALECTS, MAP, WireWriter
 
 
 @final
-@mypyc_attr(native_class=True)
 class PublishedBatch:
     __slots__ = ("sequence", "payload")
 
@@ -58,7 +56,6 @@ class PublishedBatch:
 
 
 @final
-@mypyc_attr(native_class=True)
 class ReplayBuffer:
     """Batches in the order of their sequence numbers; numbers may be skipped."""
 
@@ -110,7 +107,6 @@ _logger: Final = PackageLog("kv_cache_manager_v2")
 
 
 @final
-@mypyc_attr(native_class=True)
 class KVCacheEventPublisher(Handle):
     """Publishes events from its creation until `close`; a context manager. No other code may drain the event manager meanwhile: what it
     drains is not published.

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.ids import TokenIdExt
 from ..durable.record_format import MIXED, decode_mixed
@@ -25,7 +24,6 @@ SharedBlocks = Callable[[], list[tuple[int, bytes]]]
 
 
 @final
-@mypyc_attr(native_class=True)
 class SharedChange:
     """Pages that are in the store now: ``(layer group, ordinal in the path, key)``; or keys that are not there any more."""
 
@@ -41,7 +39,6 @@ class SharedChange:
 
 
 @final
-@mypyc_attr(native_class=True)
 class SharedCopies:
     """``level``: what stands for the store among the cache levels. ``algorithm``: of the hashes in events.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.value import Value
 
@@ -17,7 +16,6 @@ ExtraKeys = list[list[str | tuple[str, int]] | None]
 """Per block the multimodal digests in it, as hex digits with their position in the block, or None. Other producers' may be bare texts."""
 
 
-@mypyc_attr(native_class=True)
 class WireEvent(Value):
     """Base of the three classes below."""
 
@@ -25,7 +23,6 @@ class WireEvent(Value):
 
 
 @final
-@mypyc_attr(native_class=True)
 class BlockStored(WireEvent):
     """Blocks of one path are on ``medium`` now: ``block_size`` tokens each; the parent of the first one is ``parent_hash``."""
 
@@ -91,7 +88,6 @@ class BlockStored(WireEvent):
 
 
 @final
-@mypyc_attr(native_class=True)
 class BlockRemoved(WireEvent):
     """Blocks are no longer on ``medium``."""
 
@@ -114,7 +110,6 @@ class BlockRemoved(WireEvent):
 
 
 @final
-@mypyc_attr(native_class=True)
 class AllBlocksCleared(WireEvent):
     """All blocks are gone. The first event of every stream, so that consumers drop what they knew before a restart."""
 

@@ -8,7 +8,6 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.fair_turns import FairTurns
 from ..base.ids import CacheTier, TokenIdExt
@@ -46,7 +45,6 @@ _EXTERNAL: Final = "EXTERNAL"
 
 
 @final
-@mypyc_attr(native_class=True)
 class WireTranslator:
     __slots__ = (
         "has_groups", "_index", "_shared", "_tokens_per_block", "_media", "_kinds", "_windows", "_lora_names", "_nameless", "_turns"

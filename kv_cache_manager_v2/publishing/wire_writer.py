@@ -10,7 +10,6 @@ Values are packed by msgspec; the containers around them here, so that the bytes
 
 from typing import Any, Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.fair_turns import FairTurns
 from .wire_event import AllBlocksCleared, BlockRemoved, BlockStored, ExtraKeys, WireEvent
@@ -23,7 +22,6 @@ DIALECTS: Final = (MAP, ARRAY)
 
 
 @final
-@mypyc_attr(native_class=True)
 class WireWriter:
     """``pack``: msgspec's encoder. ``has_groups``: whether events name layer groups; the same for a whole stream."""
 

@@ -9,7 +9,7 @@ before them.
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..storage.eviction.make_queue import NUM_SENTINELS
 from ..storage.eviction.request_facts import RequestFacts
@@ -26,7 +26,6 @@ _KEY_MASK: Final = (1 << 62) - 1
 
 
 @final
-@mypyc_attr(native_class=True)
 class BlockKeys(ContentKeys):
     """A block's id is its content's key, mixed like the key of real content."""
 
@@ -39,7 +38,6 @@ class BlockKeys(ContentKeys):
 
 
 @final
-@mypyc_attr(native_class=True)
 class BlockCache:
     """The cache: ``num_cached`` blocks have a slot, never more than ``num_slots``."""
 

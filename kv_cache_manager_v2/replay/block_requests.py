@@ -8,7 +8,6 @@ generated workload, is ``block_tokens`` tokens of the prompt.
 from collections.abc import Iterable
 from typing import Final, TypeAlias, final
 
-from mypy_extensions import mypyc_attr
 
 from .tokens import make_tokens
 from .trace import TraceWorkload
@@ -19,7 +18,6 @@ _ROOT: Final = -1
 
 
 @final
-@mypyc_attr(native_class=True)
 class BlockRequests:
     """``requests[i]``: the blocks of the i-th prompt; ``num_generated[i]``: the tokens that were generated for it.
     ``num_whole[i]``: how many of its blocks are not cut; ``recorded_hints[i]``: whether it continues, by its stop reason.

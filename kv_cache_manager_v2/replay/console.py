@@ -16,7 +16,7 @@ from .tally import Tally
 _QUIET_INTERVAL_SECONDS: Final = 10.0
 
 
-@mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Console(Handle):
     """The output of a replay to the user. This one says nothing."""
 
@@ -41,7 +41,6 @@ class Console(Handle):
 
 
 @final
-@mypyc_attr(native_class=True)
 class PlainConsole(Console):
     """Plain lines; silent about progress if ``is_quiet``."""
 

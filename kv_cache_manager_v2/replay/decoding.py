@@ -12,7 +12,6 @@ of them is for. Which drafts are right and which beam has the answer follows fro
 from typing import Any, Final, final
 
 import numpy as np
-from mypy_extensions import mypyc_attr
 
 from .. import OutOfPagesError
 from ..base.value import Value
@@ -25,7 +24,6 @@ _WRONG_TOKEN: Final = 2_000_000_000
 
 
 @final
-@mypyc_attr(native_class=True)
 class Decoding(Value):
     __slots__ = ("num_drafts", "beam_width")
 

@@ -7,7 +7,6 @@ there are spare slots. So no sequence ever has to be closed and started again fo
 
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from .. import plan_capacity
 from .served_request import ServedRequest
@@ -19,7 +18,6 @@ _SPARE_PART: Final = 3
 
 
 @final
-@mypyc_attr(native_class=True)
 class FinishGuard:
     """One manager's. ``favoured`` is None while no order is known."""
 

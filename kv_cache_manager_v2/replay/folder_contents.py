@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.value import Value
 from ..device.file_port import FilePort
@@ -38,7 +37,6 @@ class ScopeFigures(Value):
 
 
 @final
-@mypyc_attr(native_class=True)
 class FolderContents:
     """``identity`` and ``layout``: as the manager wrote them that made the folder. ``file_bytes``: of all files there."""
 

@@ -7,14 +7,12 @@ numbers, in the order in which the requests run: the same replay pauses the same
 from random import Random
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 _SEED: Final = 20
 _LONGEST_PAUSE_STEPS: Final = 8
 
 
 @final
-@mypyc_attr(native_class=True)
 class ForcedPauses:
     """``share`` of the running requests are paused after each step, for 1 to 8 steps."""
 

@@ -17,7 +17,6 @@ from random import Random
 from typing import Final, final
 
 import numpy as np
-from mypy_extensions import mypyc_attr
 
 from .tokens import answer_segment
 from .workload import ListedWorkload, Request, Workload
@@ -29,7 +28,6 @@ _MEAN_GAP_MS: Final = 400.0
 
 
 @final
-@mypyc_attr(native_class=True)
 class _Segment:
     """A run of tokens that more than one prompt may contain."""
 
@@ -41,7 +39,6 @@ class _Segment:
 
 
 @final
-@mypyc_attr(native_class=True)
 class _Composer:
     """Hands out segment codes and request ids, and collects the requests."""
 
@@ -79,7 +76,6 @@ class _Composer:
         return request
 
 
-@mypyc_attr(native_class=True)
 class _Sessions(metaclass=ABCMeta):
     """One kind of session; holds the segments that its sessions share."""
 
@@ -90,7 +86,6 @@ class _Sessions(metaclass=ABCMeta):
 
 
 @final
-@mypyc_attr(native_class=True)
 class _Chats(_Sessions):
     __slots__ = ("_personas",)
 
@@ -111,7 +106,6 @@ class _Chats(_Sessions):
 
 
 @final
-@mypyc_attr(native_class=True)
 class _SharedPrompts(_Sessions):
     __slots__ = ("_system_prompts",)
 
@@ -125,7 +119,6 @@ class _SharedPrompts(_Sessions):
 
 
 @final
-@mypyc_attr(native_class=True)
 class _Agents(_Sessions):
     __slots__ = ("_tools",)
 
@@ -149,7 +142,6 @@ class _Agents(_Sessions):
 
 
 @final
-@mypyc_attr(native_class=True)
 class _Retrievals(_Sessions):
     __slots__ = ("_instruction", "_documents", "_weights")
 

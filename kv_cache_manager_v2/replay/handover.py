@@ -7,7 +7,6 @@ one configuration and one device; the copies are on the sequences' stream, so th
 
 from typing import Any, Final, final
 
-from mypy_extensions import mypyc_attr
 
 from .. import BAD_PAGE_INDEX, CacheTier, CopyBatch, KVCache, LayerGroupId, LoadFailed
 from .served_request import ServedRequest
@@ -15,7 +14,6 @@ from .timed_calls import TimedCalls
 
 
 @final
-@mypyc_attr(native_class=True)
 class Handover:
     """Moves requests: ``num_done`` and ``num_refused``; a refused one continues where its prompt was computed."""
 

@@ -9,11 +9,9 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any, final
 
-from mypy_extensions import mypyc_attr
 
 
 @final
-@mypyc_attr(native_class=True)
 class InterruptFlag:
     """A context manager: within it, Ctrl-C raises the flag."""
 

@@ -18,7 +18,6 @@ import traceback
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, final
 
-from mypy_extensions import mypyc_attr
 
 from .. import Device, KVCacheManager, KVCacheManagerConfig, LogicError, OutOfMemoryError, PageIndexMode, StorageIOError
 from ..base.value import Value
@@ -107,7 +106,6 @@ def run_kill_drill(plan: ReplayPlan, kill_at: int) -> KillDrillResult:
 
 
 @final
-@mypyc_attr(native_class=True)
 class _Drill:
     __slots__ = ("_plan", "_requests", "_kill_at", "_folders")
 

@@ -9,7 +9,7 @@ levels where the policy is LEARNED.
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from .. import EvictionPolicy
 from ..storage.drop_order import MOST_STEPS
@@ -29,7 +29,6 @@ _NO_BLOCK: Final = -1
 
 
 @final
-@mypyc_attr(native_class=True)
 class LevelCache:
     """``num_hits`` by level; ``num_written``: blocks copied from each level to the next one."""
 

@@ -9,7 +9,6 @@ import math
 from dataclasses import dataclass
 from typing import Final, TypeAlias, final
 
-from mypy_extensions import mypyc_attr
 
 from .other_sizes import MeasuredCurve
 from .prompt_misses import FORGOTTEN, NEW, SAME_TIME
@@ -89,7 +88,6 @@ class Plot:
 
 
 @final
-@mypyc_attr(native_class=True)
 class _Frame:
     """The axes: values to places."""
 

@@ -6,7 +6,6 @@ adjusted at the same steps everywhere.
 
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from .service_clock import StepTime
 from .timed_calls import TimedCalls
@@ -16,7 +15,6 @@ _MICROSECONDS_BETWEEN_LOOKS: Final = 1_000_000
 
 
 @final
-@mypyc_attr(native_class=True)
 class PoolAdjustment:
     """Call `end_step` after each step. Counts the adjustments that have changed a pool group."""
 

@@ -10,7 +10,6 @@ each place in the tree the ledger has the longest part that was published.
 
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from .workload import Request
 
@@ -18,7 +17,6 @@ _ROOT: Final = 0
 
 
 @final
-@mypyc_attr(native_class=True)
 class LedgerCursor:
     """The position up to which one request has published."""
 
@@ -34,7 +32,6 @@ class LedgerCursor:
 
 
 @final
-@mypyc_attr(native_class=True)
 class PrefixLedger:
     """Everything that was ever published."""
 

@@ -12,7 +12,6 @@ windowed layers keep one sink token, hence the first block.
 from collections.abc import Sequence
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from .. import AttentionLayerConfig, BufferConfig, LayerConfig, LayerId, SsmLayerConfig
 from ..base.value import Value
@@ -20,7 +19,6 @@ from .served_model import MIN_BYTES_PER_TOKEN, ServedModel, shrunk
 
 
 @final
-@mypyc_attr(native_class=True)
 class LayerShape(Value):
     """One attention layer: the bytes that it stores for a token, and its window."""
 
@@ -40,7 +38,6 @@ class LayerShape(Value):
 
 
 @final
-@mypyc_attr(native_class=True)
 class StateShape(Value):
     """One recurrent layer: the bytes that it stores for a sequence."""
 
@@ -55,7 +52,6 @@ class StateShape(Value):
 
 
 @final
-@mypyc_attr(native_class=True)
 class ModelPreset(ServedModel):
     """A model's layers, in order."""
 

@@ -3,7 +3,6 @@
 from time import monotonic
 from typing import Final, TextIO, final
 
-from mypy_extensions import mypyc_attr
 
 _FIRST_SECONDS: Final = 1.0
 _LINE_SECONDS: Final = 5.0
@@ -11,7 +10,6 @@ _TERMINAL_SECONDS: Final = 0.2
 
 
 @final
-@mypyc_attr(native_class=True)
 class ReadProgress:
     """Call `update` often, or `begin` before each of ``num_runs``; silent if ``is_quiet``, and during the first second."""
 

@@ -7,7 +7,7 @@ and a recorder has the same size after a second as after a day.
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 # The kinds of call, as indices: recording one must cost next to nothing.
 CREATE: Final = 0
@@ -32,7 +32,6 @@ _NUM_BUCKETS: Final = 1024
 
 
 @final
-@mypyc_attr(native_class=True)
 class LatencyHistogram:
     """Durations in nanoseconds. ``count`` is the sum of the buckets."""
 
@@ -91,7 +90,6 @@ def _middle_of(bucket: int) -> float:
 
 
 @final
-@mypyc_attr(native_class=True)
 class CallRecorder:
     """One histogram per kind of call."""
 

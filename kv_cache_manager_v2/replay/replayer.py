@@ -8,7 +8,6 @@ import tempfile
 from time import monotonic, perf_counter
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from .. import (
     AttentionLayerConfig,
@@ -111,7 +110,6 @@ def _close_sequences(scheduler: Scheduler, is_corrupted: bool) -> None:
 
 
 @final
-@mypyc_attr(native_class=True)
 class _Replayer:
     """A manager that serves a plan's workload."""
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Final, final
 
-from mypy_extensions import mypyc_attr
 
 _NO_ROOM: Final = frozenset([errno.ENOSPC, errno.EDQUOT])
 WRITE_ERRORS: Final = frozenset([errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
@@ -36,7 +35,6 @@ def write_result(path: str, text: str) -> None:
 
 
 @final
-@mypyc_attr(native_class=True)
 class StreamedResult:
     """A file that takes its name when it is whole; after an error nothing has changed. For results too large to be made at once."""
 

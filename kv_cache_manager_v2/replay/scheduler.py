@@ -17,7 +17,6 @@ the same configuration are served in the same order.
 from bisect import insort
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from .. import KVCache, LoadFailed, SsmLayerConfig
 from ..testing import FakeEngine, Step
@@ -38,7 +37,6 @@ from .waiting_queue import WaitingQueue
 
 
 @final
-@mypyc_attr(native_class=True)
 class Scheduler:
     """Call `step` until it is False, then `close`. Counts into its `tally`."""
 

@@ -8,7 +8,6 @@ from abc import ABCMeta, abstractmethod
 from collections.abc import Sequence
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from .. import AttentionLayerConfig, BufferConfig, KVCacheManagerConfig, LayerConfig, SsmLayerConfig
 from ..base.value import Value
@@ -17,7 +16,6 @@ MIN_BYTES_PER_TOKEN: Final = 8
 """Per buffer."""
 
 
-@mypyc_attr(native_class=True)
 class ServedModel(Value, metaclass=ABCMeta):
     """A named model."""
 
@@ -79,7 +77,6 @@ class ServedModel(Value, metaclass=ABCMeta):
 
 
 @final
-@mypyc_attr(native_class=True)
 class ConfiguredModel(ServedModel):
     """A model given by its layers, whose blocks are ``base_tokens`` long. ``config``: the whole configuration, where a file has one."""
 

@@ -11,7 +11,6 @@ matched again.
 
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from .. import KVCache
 from .prefix_ledger import LedgerCursor
@@ -20,7 +19,6 @@ from .workload import Request
 
 
 @final
-@mypyc_attr(native_class=True)
 class ServedRequest:
     """The state of one request. ``position < num_known <= position + chunk`` once it is prefilled."""
 

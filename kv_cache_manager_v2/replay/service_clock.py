@@ -9,7 +9,6 @@ import math
 import re
 from typing import Any, Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.value import Value
 from .served_request import ServedRequest
@@ -20,7 +19,6 @@ _MAX_MS: Final = 1e7
 
 
 @final
-@mypyc_attr(native_class=True)
 class StepTime(Value):
     """How long a step of the engine takes. The default is about that of a 12 B model on a fast GPU."""
 
@@ -63,7 +61,6 @@ def _to_step_time(step_ms: float, input_ms: float, text: str) -> StepTime:
 
 
 @final
-@mypyc_attr(native_class=True)
 class ServiceClock:
     """The present, and what was waited so far."""
 

@@ -2,13 +2,11 @@
 
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.value import Value
 
 
 @final
-@mypyc_attr(native_class=True)
 class ServingLimits(Value):
     """Limits of a step, and options of suspending and resuming."""
 

@@ -2,7 +2,6 @@
 
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from .. import ColdPageCodec, SlotDescVariant
 from ..codecs.float8_codec import Float8Codec
@@ -17,7 +16,6 @@ _ROLES: Final = ("key", "value")
 
 
 @final
-@mypyc_attr(native_class=True)
 class SizedCodec(SizesOnlyCodec):
     """The name and the sizes of another codec."""
 

@@ -9,13 +9,11 @@ where a token begins a block or leaves a window (`must_look`); the many steps in
 
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from .. import AttentionLayerConfig, HalfOpenRange, KVCache, KVCacheManager, LayerGroupId
 
 
 @final
-@mypyc_attr(native_class=True)
 class _GroupCensus:
     """One layer group: how many sequences use each slot."""
 
@@ -47,7 +45,6 @@ class _GroupCensus:
 
 
 @final
-@mypyc_attr(native_class=True)
 class SlotCensus:
     """``num_used == slots with a user``, per layer group."""
 

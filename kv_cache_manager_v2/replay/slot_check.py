@@ -4,7 +4,6 @@ import errno
 import os
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..device.checksum import hash_bytes
 from ..device.file_bytes import read_range
@@ -16,7 +15,6 @@ from .stored_index import StoredPage
 
 
 @final
-@mypyc_attr(native_class=True)
 class SlotCheck:
     """The data files of a folder. The caller has locked it, and closes this."""
 

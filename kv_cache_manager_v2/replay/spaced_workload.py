@@ -3,13 +3,11 @@
 from collections.abc import Iterator
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from .workload import Request, Workload, WorkloadSummary
 
 
 @final
-@mypyc_attr(native_class=True)
 class SpacedWorkload(Workload):
     """The requests of another workload; sessions come at equal distances, ``rate`` of them a second."""
 

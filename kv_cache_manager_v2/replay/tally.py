@@ -3,11 +3,9 @@
 from collections.abc import Sequence
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 
 @final
-@mypyc_attr(native_class=True)
 class Tally:
     """Counters of one replay; tokens of a prompt count when its request is first admitted."""
 

@@ -7,7 +7,7 @@ One reading of the clock before and one after, so a histogram shows the call and
 from time import perf_counter_ns
 from typing import Final, final
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from .. import FinishPlan, KVCache, KVCacheManager
 from .recorder import (
@@ -28,7 +28,6 @@ from .tokens import Tokens
 
 
 @final
-@mypyc_attr(native_class=True)
 class TimedCalls:
     """One manager and the recorder of its calls."""
 

@@ -8,7 +8,6 @@ nothing.
 from dataclasses import dataclass
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from .. import KVCacheManager
 from ..base.value import Value
@@ -28,7 +27,6 @@ class TimelinePoint(Value):
 
 
 @final
-@mypyc_attr(native_class=True)
 class Timeline:
     """``points`` in order; the first is the beginning and, after `finish`, the last is the end."""
 

@@ -9,7 +9,6 @@ Lengths are bounded, so that one broken number cannot ask for all the memory of 
 from collections.abc import Iterator, Sequence
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.value import Value
 from .logs.hash_readers import BAILIAN_BLOCK_TOKENS, MOONCAKE_BLOCK_TOKENS, MooncakeReader
@@ -24,7 +23,6 @@ _LINES_BETWEEN_UPDATES: Final = 256
 
 
 @final
-@mypyc_attr(native_class=True)
 class BadLine(Value):
     """A line that is not a request, and why."""
 
@@ -43,7 +41,6 @@ class BadLine(Value):
 
 
 @final
-@mypyc_attr(native_class=True)
 class TraceScan(Value):
     """What a whole trace holds: totals of the good lines, the first bad ones in full, whether it is in time order."""
 
@@ -79,7 +76,6 @@ class TraceScan(Value):
 
 
 @final
-@mypyc_attr(native_class=True)
 class TraceWorkload(Workload):
     """The good lines of a log file, at most ``limit`` requests of them. ``block_tokens``: per hash id; None: as the format has it."""
 

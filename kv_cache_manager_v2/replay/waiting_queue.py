@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from .prefix_ledger import LedgerCursor, PrefixLedger
 from .served_request import ServedRequest
@@ -22,7 +21,6 @@ _PAUSE_STEP_MS: Final = 20.0
 
 
 @final
-@mypyc_attr(native_class=True)
 class WaitingQueue:
     """The waiting requests: `peek` at the next one, `pop` it when it was admitted or rejected."""
 

@@ -18,7 +18,6 @@ from .tokens import SegmentArray, answer_segment
 
 
 @final
-@mypyc_attr(native_class=True)
 class Request(Value):
     """One prompt and the number of tokens that the model generates for it.
 
@@ -84,7 +83,6 @@ class Request(Value):
 
 
 @final
-@mypyc_attr(native_class=True)
 class WorkloadSummary(Value):
     """Totals of a workload, for a plan of memory and a progress bar."""
 
@@ -109,7 +107,7 @@ class WorkloadSummary(Value):
         self.longest_tokens = max(self.longest_tokens, num_prompt_tokens + num_output_tokens)
 
 
-@mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Workload(Handle, metaclass=ABCMeta):
     """A named source of requests that can be read more than once."""
 
@@ -137,7 +135,6 @@ class Workload(Handle, metaclass=ABCMeta):
 
 
 @final
-@mypyc_attr(native_class=True)
 class ListedWorkload(Workload):
     """Requests that are all in memory."""
 

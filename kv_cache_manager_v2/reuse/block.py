@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from mypy_extensions import i32, i64, mypyc_attr
+from mypy_extensions import i32, i64
 
 from .prefix_hash import EMPTY_PREFIX, hash_block
 from .sorted_keys import SortedKeys
@@ -25,7 +25,6 @@ _NUM_PARTS: Final = 256
 
 
 @final
-@mypyc_attr(native_class=True)
 class Block:
     __slots__ = ("first_page", "tokens", "parent", "only_child", "children", "num_pins", "_half", "_word")
 
@@ -87,7 +86,6 @@ class Block:
 
 
 @final
-@mypyc_attr(native_class=True)
 class Children:
     """Two or more children of a block by their tokens; in sorted order from the first search among neighbours on.
 

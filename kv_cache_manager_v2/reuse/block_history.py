@@ -8,7 +8,7 @@ here, and only here: no page is matched or evicted by it.
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..stats.block_times import BlockTimes
 from ..storage.page_rows import NO_SHIFT, PageRows, WordColumn
@@ -36,7 +36,6 @@ def key_of(prefix: i64, scope: i64) -> i64:
 
 
 @final
-@mypyc_attr(native_class=True)
 class BlockHistory:
     __slots__ = (
         "_rows", "_scopes", "_tells_scopes", "_num_told", "_told_end", "_prefixes", "_marks", "_table", "times", "sampling",

@@ -6,7 +6,7 @@ cycles of blocks that are still in the tree when a manager goes are cut by `diss
 
 from typing import Final, final
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 from rawref import untrack, untrack_class
 
 from ..storage.page_rows import NO_PAGE, PLACE, ROW_WORDS, PageRows
@@ -29,7 +29,6 @@ _IN_PART: Final = (1 << _PART_BITS) - 1
 
 
 @final
-@mypyc_attr(native_class=True)
 class BlockPool:
     __slots__ = ("_rows", "_parts", "_num_made", "_free")
 

@@ -11,14 +11,12 @@ then refused leaves no trace. Content keys, and with them decisions of eviction 
 import heapq
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 UNKNOWN_DIGEST: Final = -1
 """Stands for a digest that no block holds; it is never stored, so it matches nothing."""
 
 
 @final
-@mypyc_attr(native_class=True)
 class DigestTable:
     __slots__ = ("_ids", "_digests", "_counts", "_free_ids", "_next_id")
 

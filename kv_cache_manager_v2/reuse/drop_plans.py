@@ -12,7 +12,7 @@ Conservation: every OPEN plan has one pin, on its last block.
 
 from typing import Final, final
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..storage.page_removal import drop
 from ..events.removal_cause import REQUESTED
@@ -24,7 +24,6 @@ from .radix_tree import RadixTree
 
 
 @final
-@mypyc_attr(native_class=True)
 class DropPlan:
     __slots__ = ("blocks", "num_tokens")
 
@@ -35,7 +34,6 @@ class DropPlan:
 
 
 @final
-@mypyc_attr(native_class=True)
 class DropPlans:
     __slots__ = ("_tree", "_cycles", "_tokens_per_block", "_backoff", "_open", "_num_made")
 

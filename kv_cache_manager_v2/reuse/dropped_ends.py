@@ -7,7 +7,7 @@ with one key have their notes in common, so a match there may end some tokens la
 from typing import Final, final
 
 from librt.strings import read_i32_le
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from .block import Block
 from .block_tokens import key_of
@@ -18,7 +18,6 @@ _MOST_NOTES: Final = 10_000
 
 
 @final
-@mypyc_attr(native_class=True)
 class DroppedEnds:
     __slots__ = ("_notes", "_block_bytes")
 

@@ -7,7 +7,7 @@ scopes with a ``lora_id`` get none: the id of an adapter names nothing in anothe
 from typing import Final, final
 
 from librt.vecs import append, vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..durable.durable_level import DurableLevel
 from ..durable.live_nodes import LiveNodes
@@ -25,7 +25,6 @@ NOT_KEPT: Final = -1
 
 
 @final
-@mypyc_attr(native_class=True)
 class DurableNodes(LiveNodes):
     """By block, and by root."""
 

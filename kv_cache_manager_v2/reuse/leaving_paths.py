@@ -10,7 +10,7 @@ slots of the caller's, on a stream of its own; where those are short, the path's
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.ids import TokenIdExt
 from ..base.package_log import PackageLog
@@ -30,7 +30,6 @@ _NO_WINDOW: Final = 0
 
 
 @final
-@mypyc_attr(native_class=True)
 class LeavingPath:
     """Pages that were copied. ``pages``: ordinal of the block times number of life cycles, plus life cycle; ``rows``, ``contents``,
     ``slots``: of each. ``tokens``: of the blocks from the root to the last one with such a page, packed or with digests."""
@@ -50,7 +49,6 @@ class LeavingPath:
 
 
 @final
-@mypyc_attr(native_class=True)
 class LeavingPaths(DropWatch):
     """``offered``: content by row; such pages are not copied again. A slot's address is ``address`` and ``stride`` times its number;
     ``heads``: by life cycle, how many bytes of the slot come before the page."""

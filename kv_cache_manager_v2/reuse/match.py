@@ -14,7 +14,7 @@ from typing import Final, final
 
 from librt.strings import read_i32_le, read_i64_le
 from librt.vecs import append, vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..layout.life_cycle import LifeCycle
 from ..layout.registry import LifeCycleRegistry
@@ -29,7 +29,6 @@ NONE_MISSING: Final = -1
 
 
 @final
-@mypyc_attr(native_class=True)
 class Match:
     """``num_tokens`` tokens are here, in ``blocks``; of the last block only the leading ones if it does not divide."""
 
@@ -41,7 +40,6 @@ class Match:
 
 
 @final
-@mypyc_attr(native_class=True)
 class Matcher:
     """Finds matches in one tree. Holds nothing."""
 

@@ -8,7 +8,7 @@ is new or its history entry is gone, and what follows counts as `NOT_REMEMBERED`
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..events.removal_cause import CAPACITY, FAILURE
 from ..events.removal_cause import SHRUNK as SHRUNK_REMOVAL
@@ -36,7 +36,6 @@ from .token_packing import TOKEN_BYTES
 
 
 @final
-@mypyc_attr(native_class=True)
 class MissExplainer:
     __slots__ = ("_tree", "_history", "_tokens_per_block", "_incomplete", "_checks_parts", "_unused_part")
 

@@ -19,7 +19,7 @@ both. So `record` costs `NUM_DEPTHS` steps, `choose` at most half their square f
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 NUM_DEPTHS: Final = 32
 MAX_CHOSEN: Final = 8
@@ -31,7 +31,6 @@ _HALVING: Final = 1024
 
 
 @final
-@mypyc_attr(native_class=True)
 class OverlapDepths:
     __slots__ = ("num_requests", "chosen", "savings", "_num_depths", "_depths", "_parted", "_written", "_costs", "_before")
 

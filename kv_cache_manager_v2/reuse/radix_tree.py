@@ -12,7 +12,7 @@ which takes along what has become unreachable), `retire`, and a fuller block tha
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..events.published_run import PublishedRun
 from ..events.removal_cause import CAPACITY, SUPERSEDED, UNREACHABLE
@@ -41,7 +41,6 @@ from .window_runs import WindowRuns
 
 
 @final
-@mypyc_attr(native_class=True)
 class RadixTree(PageOwner):
     __slots__ = (
         "storage", "pool", "digests", "block_bytes", "history", "has_digests", "_roots", "_scopes", "_retired", "_epoch", "_is_unbounded",

@@ -14,7 +14,7 @@ buckets together, before the next question at the latest: a processor then fetch
 from typing import Final, final
 
 from librt.vecs import extend, vec
-from mypy_extensions import i64, mypyc_attr, u8
+from mypy_extensions import i64, u8
 
 from ..base.growing_arrays import reserve_up_to
 from ..base.growing_buckets import GrowingBuckets
@@ -42,7 +42,6 @@ _ENTRIES_A_BUCKET: Final = 2
 
 
 @final
-@mypyc_attr(native_class=True)
 class RemovalHistory:
     __slots__ = (
         "num_entries", "_words", "_turns", "_most_buckets", "_buckets", "_empty", "_time", "_line", "_line_end",

@@ -6,13 +6,12 @@ A list of sorted runs of at most `RUN_KEYS` keys: insert and remove move one run
 from bisect import bisect_left
 from typing import Final, final
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 RUN_KEYS: Final = 512
 
 
 @final
-@mypyc_attr(native_class=True)
 class SortedKeys:
     __slots__ = ("_runs", "_last_keys")
 

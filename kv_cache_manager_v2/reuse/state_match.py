@@ -12,7 +12,7 @@ ends at the snapshot.
 
 from typing import Final, final
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..config.manager_config import KVCacheManagerConfig
 from ..storage.page_rows import PageRows
@@ -23,7 +23,6 @@ from .token_packing import TOKEN_BYTES
 
 
 @final
-@mypyc_attr(native_class=True)
 class StateMatch:
     """``match`` is what to hold. ``attention_tokens``: as many could be had without recurrent layers."""
 
@@ -50,7 +49,6 @@ NO_STATE_MATCH: Final = StateMatch(Match([], 0), 0, 0, None, 0)
 
 
 @final
-@mypyc_attr(native_class=True)
 class StateMatcher:
     """Finds matches in one tree. Holds nothing."""
 

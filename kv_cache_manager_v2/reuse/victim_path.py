@@ -14,7 +14,7 @@ that a sequence holds, another block in the queue, a branch) ends the run, and i
 from typing import Final, final
 
 from librt.vecs import append, vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..storage.page_rows import NO_PAGE, ONE_HOLD, PLACE, ROW_WORDS, level_of_place
 from ..storage.page_storage import PageStorage
@@ -28,7 +28,6 @@ _MOST_LISTED: Final = 16
 
 
 @final
-@mypyc_attr(native_class=True)
 class VictimPath:
     """The latest run: its pages in the order in which they go, each block's victim before what it takes along."""
 

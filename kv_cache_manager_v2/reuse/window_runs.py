@@ -14,7 +14,7 @@ of its life cycle in a second child is left alone, and so is one that is in use;
 from typing import Final, final
 
 from librt.vecs import append, vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..layout.life_cycle import LifeCycle
 from ..layout.registry import LifeCycleRegistry
@@ -30,7 +30,6 @@ _MAX_BRANCHES: Final = 8
 
 
 @final
-@mypyc_attr(native_class=True)
 class WindowRuns:
     __slots__ = ("_rows", "_least_runs", "_pages", "_next_block", "_next_life_cycle", "_top")
 

@@ -55,7 +55,7 @@ _FACADES: Final = (_PACKAGE + "manager.", _PACKAGE + "kernels.")
 _logger: Final = PackageLog("kv_cache_manager_v2")
 
 
-@mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Abandoned(metaclass=ABCMeta):
     """A handle's work that its user forgot, and that the next call closes."""
 
@@ -65,7 +65,7 @@ class Abandoned(metaclass=ABCMeta):
     def close_abandoned(self) -> None: ...
 
 
-@mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
+@mypyc_attr(allow_interpreted_subclasses=True)
 class SnapshotPublisher(metaclass=ABCMeta):
     """Answers of a running call, at its end, to threads that found the manager busy."""
 
@@ -75,7 +75,7 @@ class SnapshotPublisher(metaclass=ABCMeta):
     def publish(self) -> None: ...
 
 
-@mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
+@mypyc_attr(allow_interpreted_subclasses=True)
 class StateChecker(metaclass=ABCMeta):
     """Evaluates all invariants after a call was interrupted; raises anything if one does not hold."""
 
@@ -86,7 +86,6 @@ class StateChecker(metaclass=ABCMeta):
 
 
 @final
-@mypyc_attr(native_class=True)
 class CallGuard(CallDoor):
     __slots__ = (
         "is_foreign", "is_shut_down", "publisher", "checker", "order", "_attention", "_busy", "_number", "_changes", "journal",
@@ -434,7 +433,6 @@ class CallGuard(CallDoor):
 
 
 @final
-@mypyc_attr(native_class=True)
 class Reading:
     """The door of a call that only looks: ``with guard.readers, reading as journal:``."""
 

@@ -9,7 +9,7 @@ are in neither: a reader knows how many blocks it has seen. A reader for which t
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from .index_changes import IndexChanges
 
@@ -17,7 +17,6 @@ _NOTHING: Final = 1 << 60
 
 
 @final
-@mypyc_attr(native_class=True)
 class ChangedBlocks:
     """Both ranges are half-open, and empty while ``begin >= end``."""
 

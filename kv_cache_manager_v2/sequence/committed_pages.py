@@ -5,7 +5,7 @@ A page is named by one number here: ordinal of the block times number of life cy
 
 from typing import Final, final
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.ids import BAD_PAGE_INDEX, GPU_LEVEL
 from ..reuse.content_key import block_key
@@ -16,7 +16,6 @@ NO_CONTENT: Final = 0
 
 
 @final
-@mypyc_attr(native_class=True)
 class CommittedPages:
     """``pages``: by their numbers, parents first; ``rows``, ``contents``, ``slots``: of each. ``end``: the block to go on with."""
 

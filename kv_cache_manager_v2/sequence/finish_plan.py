@@ -2,14 +2,12 @@
 
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.value import Value
 from ..storage.refusal import Refusal
 
 
 @final
-@mypyc_attr(native_class=True)
 class FinishPlan(Value):
     """True if all sequences can finish. ``print`` says how, or what binds.
 

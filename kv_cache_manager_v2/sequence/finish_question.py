@@ -16,7 +16,7 @@ answer may be no where there is an order, never yes where there is none.
 from typing import Final, final
 
 from librt.vecs import append, vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.ids import GPU_LEVEL
 from ..storage.refusal import Refusal
@@ -31,7 +31,6 @@ from .shared_state import NEVER, UNBOUNDED, SharedState
 
 
 @final
-@mypyc_attr(native_class=True)
 class _Stretch:
     """Blocks one behind the other that the same sequences have."""
 
@@ -51,7 +50,6 @@ class _Stretch:
 
 
 @final
-@mypyc_attr(native_class=True)
 class _Part:
     """One listed sequence with its beams. Slots are per pool group."""
 
@@ -72,7 +70,6 @@ class _Part:
 
 
 @final
-@mypyc_attr(native_class=True)
 class FinishQuestion:
     """One question about the sequences of a list, which the caller has validated."""
 

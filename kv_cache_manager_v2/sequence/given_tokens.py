@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, final
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..reuse.digest_table import DigestTable
 from ..reuse.token_packing import TOKEN_BYTES, has_digest, pack_tokens
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 
 @final
-@mypyc_attr(native_class=True)
 class GivenTokens:
     __slots__ = ("num_tokens", "_packed", "_mixed")
 

@@ -9,7 +9,7 @@ keeps no more than its blocks.
 from typing import Final, final
 
 from librt.vecs import append, extend, vec
-from mypy_extensions import i32, i64, mypyc_attr
+from mypy_extensions import i32, i64
 
 from ..base.ids import BAD_PAGE_INDEX
 from ..base.ranges import HalfOpenRange
@@ -18,7 +18,6 @@ _LEAST_RUNS: Final = 32
 
 
 @final
-@mypyc_attr(native_class=True)
 class IndexChanges:
     __slots__ = ("_begins", "_ends", "_most_runs", "_taken", "_num_taken")
 

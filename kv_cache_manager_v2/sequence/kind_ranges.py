@@ -3,7 +3,7 @@
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..config.retention import RetentionConfig
 from ..storage.eviction.request_facts import RequestFacts
@@ -11,7 +11,6 @@ from ..storage.eviction.segment_traits import NO_HINT, level_of_kind
 
 
 @final
-@mypyc_attr(native_class=True)
 class KindRanges:
     """Ranges of blocks, those that say most last: by priority, the first given of equal ones last."""
 

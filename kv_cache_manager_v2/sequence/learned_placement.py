@@ -27,7 +27,7 @@ sorted, a few each, and depths are chosen, in some 500 steps for each price trie
 
 from typing import Final, final
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..reuse.overlap_depths import PRICE_UNITS, OverlapDepths
 from ..reuse.prefix_hash import hash_block
@@ -64,7 +64,6 @@ _FLAGS: Final = (1 << _FLAG_BITS) - 1
 
 
 @final
-@mypyc_attr(native_class=True)
 class PlaceFacts:
     """How often places of one kind are come back to. All counts are halved now and then, so that what is long ago fades."""
 
@@ -100,7 +99,6 @@ class PlaceFacts:
 
 
 @final
-@mypyc_attr(native_class=True)
 class ScopeFacts:
     """Observed prompts of one scope."""
 
@@ -115,7 +113,6 @@ class ScopeFacts:
 
 
 @final
-@mypyc_attr(native_class=True)
 class PromptLook:
     """A prompt that was looked up, and where it leaves the tree; nothing is learned of it before `LearnedPlacement.observe`."""
 
@@ -134,7 +131,6 @@ class PromptLook:
 
 
 @final
-@mypyc_attr(native_class=True)
 class LearnedPlacement:
     """One for each manager with recurrent layers."""
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.package_log import PackageLog
 from ..device.stream_order import NO_POINT
@@ -63,7 +63,6 @@ def resize_level(shared: SharedState, sequences: Sequence[SequenceState], level:
 
 
 @final
-@mypyc_attr(native_class=True)
 class _LevelChange:
     """One `resize_level`: `prepare`, then `settle` or `undo`."""
 

@@ -8,7 +8,7 @@ through; registered readers are told which entries changed.
 from typing import Any, Final, final
 
 from librt.vecs import extend, vec
-from mypy_extensions import i32, i64, mypyc_attr
+from mypy_extensions import i32, i64
 
 from ..base.ids import BAD_PAGE_INDEX
 from ..base.ranges import HalfOpenRange
@@ -20,7 +20,6 @@ _INT32_FORMATS: Final = ("i", "l", "=i", "<i", "@i")
 
 
 @final
-@mypyc_attr(native_class=True)
 class PageTable:
     __slots__ = ("entries", "num_blocks", "required", "_buffer", "_reader", "_exact")
 

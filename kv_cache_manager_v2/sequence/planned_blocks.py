@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, final
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..reuse.block import Block
 from ..reuse.radix_tree import RadixTree
@@ -26,7 +26,6 @@ NOT_VOID: Final = -1
 
 
 @final
-@mypyc_attr(native_class=True)
 class PlannedBlock:
     """One promised block. Its writer is ACTIVE, and its readers have not closed."""
 
@@ -49,7 +48,6 @@ class PlannedBlock:
 
 
 @final
-@mypyc_attr(native_class=True)
 class PlannedLinks:
     """Planned blocks that one sequence offers and reads; a sequence that has nothing to do with any has no such object."""
 
@@ -69,7 +67,6 @@ class PlannedLinks:
 
 
 @final
-@mypyc_attr(native_class=True)
 class PlannedBlocks:
     """Conservation: a planned block is here from `add` until `remove`, and each anchor is pinned once as long as it is one."""
 

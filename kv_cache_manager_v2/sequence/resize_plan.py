@@ -11,7 +11,7 @@ if the next token reads the block (a sink, or from the window's beginning on) an
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.ids import PRIORITY_DEFAULT
 from ..storage.onboarding import OnboardList
@@ -28,7 +28,6 @@ NO_SLOTS: Final = vec[i64]()
 
 
 @final
-@mypyc_attr(native_class=True)
 class TurnPlan:
     """Effect of the resize on one sequence, or on one beam, which have their turns in order. Slots are per pool group."""
 
@@ -52,7 +51,6 @@ class TurnPlan:
 
 
 @final
-@mypyc_attr(native_class=True)
 class ResizePlan:
     """One `resize` to ``capacity`` and ``history``, in tokens, or a resume that leaves these: a turn for the sequence, or for each beam."""
 

@@ -3,7 +3,6 @@
 from math import inf
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.checks import to_int, to_number
 from ..base.ids import PRIORITY_DEFAULT, BlockOrdinal
@@ -18,7 +17,6 @@ _MICROSECONDS: Final = 1_000_000
 
 
 @final
-@mypyc_attr(native_class=True)
 class RetentionPlan:
     __slots__ = ("_begins", "_ends", "_priorities", "_durations", "_prompt_length", "_tokens_per_block", "_callback", "has_durations",
         "_generated_priority", "_generated_duration",

@@ -8,7 +8,7 @@ whose block has other tokens by now, is passed over.
 import heapq
 from typing import Final, final
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.ids import PRIORITY_DEFAULT
 from ..reuse.block import Block
@@ -25,7 +25,6 @@ _SPARE_ENTRIES: Final = 64
 
 
 @final
-@mypyc_attr(native_class=True)
 class NotedBlock:
     """A published block of which something was noted; ``priority``: what its pages have, or are to have."""
 
@@ -42,7 +41,6 @@ class NotedBlock:
 
 
 @final
-@mypyc_attr(native_class=True)
 class RetentionRecords:
     __slots__ = ("now_us", "num_expected", "_storage", "_tree", "_ends", "_timed", "_next_number", "_pins", "_max_pinned")
 

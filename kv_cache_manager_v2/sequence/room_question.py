@@ -5,7 +5,7 @@ A sequence is planned as `resize_plan.plan_resize` plans it, after what the sequ
 
 from typing import Final, final
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..storage.refusal import Refusal
 from .beams import list_beams
@@ -16,7 +16,6 @@ from .slot_ledger import SlotLedger
 
 
 @final
-@mypyc_attr(native_class=True)
 class RoomQuestion:
     """One `find` for each sequence, in the order of the calls, and `take` between two of them."""
 

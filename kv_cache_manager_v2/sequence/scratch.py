@@ -11,7 +11,7 @@ until the next `resize` that changes the capacity, by when its blocks are stale.
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.ranges import HalfOpenRange
 from ..layout.windows import compute_scratch_beg, compute_scratch_end
@@ -19,7 +19,6 @@ from .shared_state import UNBOUNDED, SharedState
 
 
 @final
-@mypyc_attr(native_class=True)
 class Scratch:
     __slots__ = ("shared", "begins", "ends", "slots", "is_enabled", "is_new", "num_blocks")
 

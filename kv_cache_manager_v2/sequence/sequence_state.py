@@ -18,7 +18,7 @@ sequence is SUSPENDED or ACTIVE it holds the page of every other block, while AC
 from typing import Final, final
 
 from librt.vecs import append, vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.checks import to_int
 from ..base.ids import PRIORITY_DEFAULT, PRIORITY_MAX, PRIORITY_MIN, BlockOrdinal
@@ -44,7 +44,6 @@ from ..reuse.token_packing import TOKEN_BYTES
 
 
 @final
-@mypyc_attr(native_class=True)
 class TokenTail:
     """The committed tokens behind the published blocks, and the rules of the block that they are in.
 
@@ -89,7 +88,6 @@ UNPINNED: Final = Block(0)
 
 
 @final
-@mypyc_attr(native_class=True)
 class Request:
     """Request of one sequence: all that its caller has said."""
 
@@ -154,7 +152,6 @@ class Request:
 
 
 @final
-@mypyc_attr(native_class=True)
 class Recurrent:
     """Recurrent state of one sequence, and from which lengths on the match left layers to compute."""
 
@@ -178,7 +175,6 @@ class Recurrent:
 
 
 @final
-@mypyc_attr(native_class=True)
 class Sharing:
     """Other sequences that one shares blocks with: forks, beams, writers and readers of planned blocks, owners of equal pages."""
 
@@ -199,7 +195,6 @@ class Sharing:
 
 
 @final
-@mypyc_attr(native_class=True)
 class Arrivals:
     """Pages of a resumed sequence that its stream does not wait for yet."""
 
@@ -213,7 +208,6 @@ class Arrivals:
 
 
 @final
-@mypyc_attr(native_class=True)
 class SequenceState:
     __slots__ = (
         "tokens", "capacity", "history", "num_committed", "num_published", "next_window_move", "next_slow_capacity",

@@ -4,7 +4,7 @@ from abc import ABCMeta, abstractmethod
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.checks import MAX_COUNT
 from ..base.errors import LogicError
@@ -42,7 +42,6 @@ MOST_BLOCKS: Final = 2**24
 
 
 @final
-@mypyc_attr(native_class=True)
 class Windows:
     """Which blocks the life cycles keep pages of, by window, sinks and scratch reuse: arithmetic alone."""
 
@@ -112,7 +111,6 @@ class Windows:
 
 
 @final
-@mypyc_attr(native_class=True)
 class RecurrentRules:
     """How recurrent layers' state is kept and matched."""
 
@@ -142,7 +140,6 @@ class RecurrentRules:
         """Whether the user was told that a prefill passes all places where snapshots are planned: once is enough."""
 
 
-@mypyc_attr(native_class=True)
 class DemandSampler(metaclass=ABCMeta):
     """Who keeps the mix of pages that sequences need."""
 
@@ -154,7 +151,6 @@ class DemandSampler(metaclass=ABCMeta):
 
 
 @final
-@mypyc_attr(native_class=True)
 class Traffic:
     """Pages that move between levels, and the slots that are made free for others."""
 
@@ -191,7 +187,6 @@ class Traffic:
 
 
 @final
-@mypyc_attr(native_class=True)
 class Claims:
     """Claims on blocks beside those of the sequences that use them: leases, twins, planned blocks, retained ones, plans to drop."""
 
@@ -210,7 +205,6 @@ class Claims:
 
 
 @final
-@mypyc_attr(native_class=True)
 class SharedState:
     __slots__ = (
         "device", "order", "storage", "traffic", "tree", "matcher", "claims", "guard", "life_cycles", "num_life_cycles", "tokens_per_block",

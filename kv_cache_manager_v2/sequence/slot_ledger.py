@@ -7,13 +7,12 @@ that sequences of the batch share are free or evictable once the last of them ha
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from .shared_state import SharedState
 
 
 @final
-@mypyc_attr(native_class=True)
 class SlotLedger:
     """Empty at first; slots are per pool group."""
 

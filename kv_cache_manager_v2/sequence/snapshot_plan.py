@@ -10,13 +10,12 @@ A commit of the prompt that ends elsewhere leaves a snapshot too, where there is
 from bisect import bisect_right
 from typing import Final, final
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..reuse.block import Block
 
 
 @final
-@mypyc_attr(native_class=True)
 class SnapshotPlan:
     __slots__ = (
         "_positions", "_interval", "_prompt_length", "_num_checkpoints", "_ahead_until", "_num_matched", "_last_in_prompt",

@@ -9,7 +9,7 @@ Where the device refuses a copy, `add` or `finish` raises its error and frees al
 
 from typing import Final, final
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.ids import GPU_LEVEL, PRIORITY_DEFAULT
 from ..reuse.block import Block
@@ -24,7 +24,6 @@ from .shared_state import SharedState
 
 
 @final
-@mypyc_attr(native_class=True)
 class StagedCopies:
     """Copies for one sequence, or for several beams. A slot has been made free for each page that the copied blocks have."""
 

@@ -15,7 +15,7 @@ Only `settle` ends a lease.
 
 from typing import Final, final
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..device.stream_order import StreamOrder
 from ..reuse.block import Block
@@ -25,7 +25,6 @@ from .block_owners import release_owner
 
 
 @final
-@mypyc_attr(native_class=True)
 class TransferLeaseState:
     """``slots``: by life cycle, those of its blocks in order. ``pages``: by life cycle, the rows of the same and, before them, of
     pages that are kept so that the leased ones stay reachable."""
@@ -42,7 +41,6 @@ class TransferLeaseState:
 
 
 @final
-@mypyc_attr(native_class=True)
 class TransferLeases:
     """The open leases of one manager. Conservation: a lease is here from `open` until `settle`."""
 

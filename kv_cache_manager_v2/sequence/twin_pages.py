@@ -11,7 +11,7 @@ the ancestor stays for as long. A sequence finds its page by `SequenceState.page
 
 from typing import Final, final
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..storage.page_handover import take_twin
 from ..storage.page_storage import PageStorage
@@ -20,7 +20,6 @@ from .transfer_leases import TransferLeases
 
 
 @final
-@mypyc_attr(native_class=True)
 class TwinPages(TwinOwner):
     """Conservation: a twin is listed here as long as a sequence uses it and the published page is another one."""
 

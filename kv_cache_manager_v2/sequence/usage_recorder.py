@@ -7,7 +7,7 @@ cost. A decode step that crosses no block boundary enters nothing.
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..config.manager_config import KVCacheManagerConfig
 from ..layout.registry import LifeCycleRegistry
@@ -39,7 +39,6 @@ MAX_HISTORY_ENTRIES: Final = 1 << 19
 
 
 @final
-@mypyc_attr(native_class=True)
 class UsageRecorder:
     """The totals of one manager, and who explains its misses."""
 

@@ -6,7 +6,6 @@ They need a clock (`KVCacheManager.record_block_times`); without one nothing is 
 from collections.abc import Sequence
 from typing import ClassVar, Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.handle import Handle
 from .statistics_clock import StatisticsClock
@@ -17,7 +16,6 @@ BOUNDS: Final[Sequence[float]] = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 
 
 
 @final
-@mypyc_attr(native_class=True)
 class BlockTimes(Handle):
     """Times of the sampled blocks that were published since the clock was set; one entry for each block that is in the cache."""
 

@@ -3,13 +3,12 @@
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 _SCALE_BITS: Final = 16
 
 
 @final
-@mypyc_attr(native_class=True)
 class Demand:
     """Running means in fixed point, so that equal calls make equal decisions everywhere."""
 

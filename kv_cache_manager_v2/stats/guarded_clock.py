@@ -4,7 +4,6 @@ import math
 from _thread import interrupt_main
 from typing import Any, ClassVar, Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.checks import shown
 from ..base.package_log import PackageLog
@@ -15,7 +14,6 @@ _logger: Final = PackageLog("kv_cache_manager_v2")
 
 
 @final
-@mypyc_attr(native_class=True)
 class GuardedClock(StatisticsClock):
     """Stands still while the user's clock raises, goes back or returns no number; the first time is logged.
 

@@ -2,14 +2,12 @@
 
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from .storage_statistics import StorageStatistics
 from .usage_statistics import UsageStatistics
 
 
 @final
-@mypyc_attr(native_class=True)
 class ManagerSnapshot:
     __slots__ = ("usage", "levels", "num_active", "num_suspended")
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from .drop_reason import NUM_DROP_REASONS
 
 
 @final
-@mypyc_attr(native_class=True)
 class PageCounters:
     __slots__ = ("num_levels", "num_pool_groups", "page_bytes", "copied_pages", "dropped_pages")
 

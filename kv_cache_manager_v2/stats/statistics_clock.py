@@ -8,7 +8,7 @@ from mypy_extensions import mypyc_attr
 from ..base.handle import Handle
 
 
-@mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
+@mypyc_attr(allow_interpreted_subclasses=True)
 class StatisticsClock(Handle, metaclass=ABCMeta):
     """A source of time: replace it in tests, or with the engine's own."""
 

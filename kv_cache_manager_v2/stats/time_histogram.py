@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.value import Value
 
 
 @final
-@mypyc_attr(native_class=True)
 class TimeHistogram(Value):
     """``counts[i]``: durations of at most ``bounds[i]`` and above the bound before; the last count has no bound."""
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from .miss_cause import LOAD_FAILED, NUM_MISS_CAUSES
 from .page_counters import PageCounters
@@ -36,7 +36,6 @@ NUM_CALL_COUNTS: Final = 5
 
 
 @final
-@mypyc_attr(native_class=True)
 class UsageCounters:
     __slots__ = ("num_layer_groups", "num_levels", "hits_at", "misses_at", "calls_at", "counts", "peak_pages", "recent_peaks", "pages")
 
@@ -81,7 +80,6 @@ class UsageCounters:
 
 
 @final
-@mypyc_attr(native_class=True)
 class SequenceCounters:
     """One sequence's own counters, and the manager's, which they are part of.
 

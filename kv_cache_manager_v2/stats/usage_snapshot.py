@@ -3,7 +3,7 @@
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from .drop_reason import NUM_DROP_REASONS, DropReason
 from .miss_cause import NUM_MISS_CAUSES, MissCause
@@ -32,7 +32,6 @@ from .usage_statistics import (
 
 
 @final
-@mypyc_attr(native_class=True)
 class UsageSnapshot:
     __slots__ = ("counts", "copied_pages", "dropped_pages")
 

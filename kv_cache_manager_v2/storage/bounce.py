@@ -10,7 +10,7 @@ must stay.
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.errors import StorageIOError
 from ..base.ids import CacheTier
@@ -21,7 +21,6 @@ from .page_packer import PagePacker
 
 
 @final
-@mypyc_attr(native_class=True)
 class BounceSlots:
     """Owns its memory from `open` until `close`. Used by one stream: in stream order it is always free."""
 

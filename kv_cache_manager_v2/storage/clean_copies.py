@@ -16,7 +16,7 @@ of the page never wait for a copy of it.
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..device.stream_order import NO_POINT, StreamOrder, timeline_of_point
 from ..pools.slot_allocator import SlotAllocator
@@ -27,7 +27,6 @@ NO_PAGE: Final = -1
 
 
 @final
-@mypyc_attr(native_class=True)
 class _Lines:
     """The copies of each pool group and level, oldest first: a ring of pages, linked behind the ring's own node."""
 
@@ -99,7 +98,6 @@ class _Lines:
 
 
 @final
-@mypyc_attr(native_class=True)
 class CleanCopies:
     """Conservation: the slots that the allocators have aside are those of the copies here."""
 

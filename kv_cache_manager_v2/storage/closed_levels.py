@@ -14,7 +14,7 @@ device's error is: managers with equal calls may decide differently after one.
 
 from typing import Final, final
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.ids import CacheTier
 from ..base.package_log import PackageLog
@@ -26,7 +26,6 @@ _logger: Final = PackageLog("kv_cache_manager_v2")
 
 
 @final
-@mypyc_attr(native_class=True)
 class ClosedLevels:
     """``first``: the warmest closed level, or the number of levels: what is there or below is out of reach from above."""
 

@@ -8,7 +8,7 @@ ranks of a tensor-parallel engine still agree, and a journal can be checked when
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 _MULTIPLIER: Final = 1099511628211  # the FNV-1a prime of 64 bits; the low 62 bits of a product are the same with any wrap-around
 _MASK: Final = (1 << 62) - 1
@@ -23,7 +23,6 @@ PLANNED: Final = 7
 
 
 @final
-@mypyc_attr(native_class=True)
 class DecisionDigest:
     __slots__ = ("_value",)
 

@@ -16,7 +16,7 @@ on whether a read is done, only on whether one has failed.
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.change_count import ChangeCount
 from ..base.errors import StorageIOError
@@ -32,7 +32,6 @@ _FIRST_COPY: Final = -1
 
 
 @final
-@mypyc_attr(native_class=True)
 class _Read:
     """Pages that one call brought from one disk, and the slots that they came from."""
 
@@ -67,7 +66,6 @@ class _Read:
 
 
 @final
-@mypyc_attr(native_class=True)
 class DiskReads:
     """See the module. ``is_idle``: nothing is doubtful or lost, as nearly always; then nothing else here need be asked."""
 

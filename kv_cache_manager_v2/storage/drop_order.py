@@ -13,7 +13,7 @@ Of one path of the tree the leaf goes first, over levels too. The page of least 
 
 from typing import Final, final
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from .page_owner import ANY_LEVEL
 from .page_queues import defer, stands_first
@@ -28,7 +28,6 @@ MOST_STEPS: Final = 64
 
 
 @final
-@mypyc_attr(native_class=True)
 class DropOrder:
     __slots__ = ("victim", "goes_alone", "_storage")
 

@@ -13,7 +13,7 @@ off until there are `MOST_PUT_OFF`, or until no sequence is active.
 from typing import Final, final
 
 from librt.vecs import append, vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.package_log import PackageLog
 from ..events.removal_cause import CAPACITY
@@ -28,7 +28,6 @@ _logger: Final = PackageLog("kv_cache_manager_v2")
 
 
 @final
-@mypyc_attr(native_class=True)
 class EarlyCopies:
     __slots__ = ("_storage", "_room", "_min_offload_priority", "_target", "_put_off", "_is_put_off")
 

@@ -7,14 +7,13 @@ page after the sentinel is the next victim of that priority. Push, remove and lo
 from typing import Final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from .page_links import NO_ENDS, join_rows, link_run, unlink_run
 from .page_rows import LINKS, LOW_MASK, NOT_QUEUED, PLACE, ROW_WORDS, PageRows, priority_of_place
 from .victim_queue import NO_VICTIM, NUM_PRIORITIES, VictimQueue
 
 
-@mypyc_attr(native_class=True)
 class EvictionQueue(VictimQueue):
     __slots__ = ("_rows", "_first_sentinel", "_lowest")
 

@@ -2,7 +2,6 @@
 
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.ids import CacheTier
 from ..config.cache_tier_config import CacheTierConfig, ExternalCacheTierConfig, GpuCacheTierConfig, compute_max_quota
@@ -12,7 +11,6 @@ from ..durable.durable_level import DurableLevel
 
 
 @final
-@mypyc_attr(native_class=True)
 class LevelSlots:
     """``path``: the folder of a disk level's files. ``num_slots`` by pool group."""
 

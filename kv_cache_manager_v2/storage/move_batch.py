@@ -10,7 +10,7 @@ One batch at a time, in three steps; the device may refuse until the last one, w
 from typing import Final, final
 
 from librt.vecs import append, vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.ids import CacheTier
 from ..device.stream_order import NO_POINT, StreamOrder
@@ -26,7 +26,6 @@ _PAGES_PER_WEIGHTS: Final = 4096
 
 
 @final
-@mypyc_attr(native_class=True)
 class MoveBatch:
     __slots__ = ("pages", "sources", "targets", "_storage", "_mover", "_order")
 

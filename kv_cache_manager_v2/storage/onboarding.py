@@ -8,7 +8,7 @@ queues; they stay out.
 from typing import Final, final
 
 from librt.vecs import append, vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.errors import PageMoveError, StorageIOError
 from ..base.ids import CacheTier
@@ -26,7 +26,6 @@ _TOP: Final = 0
 
 
 @final
-@mypyc_attr(native_class=True)
 class OnboardList:
     """Held pages that a sequence needs: where they are now."""
 
@@ -71,7 +70,6 @@ class OnboardList:
 
 
 @final
-@mypyc_attr(native_class=True)
 class Onboarding:
     __slots__ = ("failed", "_storage", "_room", "_mover", "_order")
 

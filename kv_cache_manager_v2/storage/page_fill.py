@@ -9,7 +9,7 @@ back, on a stream of the filler's own, after all that used it; the next owner th
 
 from typing import Final, final
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.ids import CacheTier
 from ..base.package_log import PackageLog
@@ -55,7 +55,6 @@ def clear_at_start(device: Device, pool_groups: list[PoolGroup]) -> None:
 
 
 @final
-@mypyc_attr(native_class=True)
 class PageFiller:
     """Owns its stream, from the first freed slot until `close`."""
 

@@ -9,7 +9,7 @@ from level 0 or go there.
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.errors import PageMoveError
 from ..base.ids import CacheTier
@@ -24,7 +24,6 @@ _NO_TIMELINE: Final = -1
 
 
 @final
-@mypyc_attr(native_class=True)
 class PageMover:
     """Owns its streams, each from the first page that goes its way until `close`, and the bounce slots."""
 

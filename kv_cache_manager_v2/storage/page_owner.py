@@ -18,7 +18,6 @@ from abc import ABCMeta
 
 
 
-@mypyc_attr(native_class=True)
 class DropWatch(metaclass=ABCMeta):
     """Never fails, decides nothing, changes no page: it may order copies of the bytes, before the slot has its next user."""
 
@@ -29,7 +28,7 @@ class DropWatch(metaclass=ABCMeta):
         """A droppable page, still in its slot and with its block in the tree, goes for want of room, or with what does."""
 
 
-@mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
+@mypyc_attr(allow_interpreted_subclasses=True)
 class TwinOwner:
     __slots__ = ()
 
@@ -46,7 +45,7 @@ class TwinOwner:
 ANY_LEVEL: Final = -1
 
 
-@mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
+@mypyc_attr(allow_interpreted_subclasses=True)
 class PageOwner(ContentKeys):
     __slots__ = ()
 
@@ -82,7 +81,6 @@ class PageOwner(ContentKeys):
 
 
 @final
-@mypyc_attr(native_class=True)
 class OwnerKeys(ContentKeys):
     """Content keys from the owner of the published pages; queues have this object before there is an owner."""
 

@@ -8,7 +8,7 @@ import json
 from typing import Final, final
 
 from librt.vecs import append, vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.checks import to_bool, to_int_within, to_text
 from ..base.ids import CacheTier
@@ -65,7 +65,6 @@ def lay_out_slots(config: KVCacheManagerConfig, registry: LifeCycleRegistry, cod
 
 
 @final
-@mypyc_attr(native_class=True)
 class PagePacker:
     """Owns its staging slots, from `open_staging` until `close`."""
 

@@ -26,7 +26,7 @@ from abc import ABCMeta, abstractmethod
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.growing_arrays import fill_words, reserve_up_to
 
@@ -89,7 +89,6 @@ def locks_of_links(links: i64) -> i64:
     return 0
 
 
-@mypyc_attr(native_class=True)
 class RowColumn(metaclass=ABCMeta):
     """An array with an entry for each row, or for each block. It may be replaced when a block is added: take a fresh alias then."""
 
@@ -105,7 +104,6 @@ class RowColumn(metaclass=ABCMeta):
 
 
 @final
-@mypyc_attr(native_class=True)
 class WordColumn(RowColumn):
     """``num_before``: entries in front of the first row's."""
 
@@ -127,7 +125,6 @@ class WordColumn(RowColumn):
 
 
 @final
-@mypyc_attr(native_class=True)
 class PageRows:
     """All rows. `words` may be replaced when a block is added: take a fresh alias after `add_block`."""
 

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.change_count import ChangeCount
 from ..config.eviction_policy import EvictionPolicy
@@ -79,7 +79,6 @@ _ACCOUNT: Final = struct.Struct("<2q")
 
 
 @final
-@mypyc_attr(native_class=True)
 class PageStorage:
     __slots__ = (
         "device", "order", "layout", "rows", "slots", "pool_groups", "allocators", "queues", "held_queues", "pool_group_of",

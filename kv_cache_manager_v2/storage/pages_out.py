@@ -10,7 +10,7 @@ behind the copy, as `StreamOrder` does for all streams. No decision depends on i
 from typing import Final, final
 
 from librt.vecs import append, vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.ids import CacheTier
 from ..device.port import CopyBatch, Device
@@ -20,7 +20,6 @@ from .page_storage import PageStorage
 
 
 @final
-@mypyc_attr(native_class=True)
 class PagesOut:
     __slots__ = ("stream", "last", "_device", "_order", "_storage", "_timeline", "_batches", "_indices", "_slots", "_count")
 

@@ -7,7 +7,7 @@ ones too. Surplus pages are evicted before, as always when slots are reclaimed.
 from typing import Final, final
 
 from librt.vecs import append, vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.ids import CacheTier
 from ..device.stream_order import NO_POINT, StreamOrder
@@ -22,7 +22,6 @@ NOT_MOVED: Final = -1
 
 
 @final
-@mypyc_attr(native_class=True)
 class PoolResizer:
     __slots__ = ("_storage", "_count", "_room", "_mover", "_order", "limit", "moved_to", "_pages", "_sources", "_targets")
 

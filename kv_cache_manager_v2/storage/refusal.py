@@ -2,13 +2,11 @@
 
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.value import Value
 
 
 @final
-@mypyc_attr(native_class=True)
 class Refusal(Value):
     """The pool group that bound. ``asked`` slots more were needed than the call itself would have freed."""
 

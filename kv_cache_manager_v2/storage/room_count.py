@@ -12,7 +12,7 @@ Pool groups do not share slots, so each is looked at by itself. A refusal is not
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from .page_storage import GPU, PageStorage
 from .refusal import Refusal
@@ -36,7 +36,6 @@ def announce_slots(storage: PageStorage) -> None:
 
 
 @final
-@mypyc_attr(native_class=True)
 class RoomCount:
     __slots__ = ("_storage", "_nothing")
 

@@ -22,7 +22,7 @@ A free slot further down serves too: the next level then offloads as many of its
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.errors import PageMoveError
 from ..base.package_log import PackageLog
@@ -57,7 +57,6 @@ _HAS_COPY: Final = 1 << 33
 
 
 @final
-@mypyc_attr(native_class=True)
 class SlotReclaimer:
     """``cause``: a `removal_cause`, why slots are freed. ``account``: counters of the sequence whose call it is, or None."""
 

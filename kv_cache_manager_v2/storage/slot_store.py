@@ -7,7 +7,7 @@ What belongs to pool group ``g`` at level ``l`` is at index ``l * num_pool_group
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..device.port import Device
 from ..device.slot_watch import SlotWatch
@@ -22,7 +22,6 @@ from .page_fill import PageFiller
 
 
 @final
-@mypyc_attr(native_class=True)
 class SlotStore:
     __slots__ = ("pool_groups", "allocators", "num_locked", "filler", "_device", "_order", "_layout", "_digest")
 

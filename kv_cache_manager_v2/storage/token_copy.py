@@ -8,7 +8,7 @@ together (NHD: token, head, dimension); with more the page is cut into that many
 from math import gcd
 from typing import Final, final
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.ids import CacheTier
 from ..device.port import CopyBatch
@@ -17,7 +17,6 @@ from .page_storage import PageStorage
 
 
 @final
-@mypyc_attr(native_class=True)
 class TokenCopies:
     """Copies to be enqueued together: none may depend on another."""
 

@@ -9,7 +9,7 @@ transfers beyond are counted as not timed, as are those of a device without a cl
 from collections.abc import Sequence
 from typing import ClassVar, Final, final
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..base.handle import Handle
 from ..device.port import NO_TIMER, STILL_RUNNING, Device
@@ -21,7 +21,6 @@ MAX_PENDING: Final = 64
 
 
 @final
-@mypyc_attr(native_class=True)
 class _Way:
     """From one level to another. ``timers``: those that run, oldest first."""
 
@@ -33,7 +32,6 @@ class _Way:
 
 
 @final
-@mypyc_attr(native_class=True)
 class TransferTimes(Handle):
     """Times of transfers, from `KVCacheManager.time_transfers`; read on the thread that calls the manager."""
 

@@ -26,7 +26,7 @@ NO_VICTIM: Final = -1
 NOT_KNOWN: Final = -1
 
 
-@mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
+@mypyc_attr(allow_interpreted_subclasses=True)
 class VictimQueue(metaclass=ABCMeta):
     __slots__ = ("num_pages",)
 
@@ -140,7 +140,7 @@ class VictimQueue(metaclass=ABCMeta):
         """Assert the laws of what the policy counts and remembers beside the pages in line; O(1)."""
 
 
-@mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ContentKeys(metaclass=ABCMeta):
     """Who knows which content a page holds."""
 

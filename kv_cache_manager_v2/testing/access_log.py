@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..device.port import MemoryAccess
 from .call_stack import CallStack
@@ -17,7 +16,6 @@ _HISTORY_LINES: Final = 12
 
 
 @final
-@mypyc_attr(native_class=True)
 class Access:
     """One operation. ``ranges``: its byte ranges in the order in which it touches them."""
 
@@ -68,7 +66,6 @@ class Access:
 
 
 @final
-@mypyc_attr(native_class=True)
 class AccessLog:
     """The latest accesses, oldest first."""
 

@@ -9,13 +9,11 @@ import sys
 from types import CodeType
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 MAX_FRAMES: Final = 12
 
 
 @final
-@mypyc_attr(native_class=True)
 class CallStack:
     """A captured stack, innermost frame first."""
 

@@ -11,7 +11,6 @@ from typing import Any, Final, final
 
 import numpy as np
 import numpy.typing as npt
-from mypy_extensions import mypyc_attr
 
 from ..base.ids import CacheTier
 from ..device.memory_range import MemoryRange
@@ -116,7 +115,6 @@ _MISSING: Final = (1 << 64) - 1
 
 
 @final
-@mypyc_attr(native_class=True)
 class CudaStaging:
     """Pinned host memory and as much device memory, copied to the same offsets."""
 
@@ -158,7 +156,6 @@ def _map(device: Device, tier: CacheTier, num_bytes: int) -> MemoryRange:
 
 
 @final
-@mypyc_attr(native_class=True)
 class _Upload:
     """Arrays of 64-bit words one after another; an array that is added twice is copied once."""
 
@@ -189,7 +186,6 @@ class _Upload:
 
 
 @final
-@mypyc_attr(native_class=True)
 class CudaBatchLaunch(BatchLaunch):
     """A batch whose arrays are on the device. Holds the arrays, so that their ids stay unique."""
 
@@ -288,7 +284,6 @@ class CudaBatchLaunch(BatchLaunch):
 
 
 @final
-@mypyc_attr(native_class=True)
 class CudaLauncher(KernelLauncher):
     """Launches on a `CudaDevice`, or on a device that compiles and launches like it.
 

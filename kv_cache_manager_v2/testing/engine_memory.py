@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.errors import CopyListError
 from ..base.ids import CacheTier, DataRole, LayerId
@@ -32,7 +31,6 @@ NUM_SCRATCH_PLACES: Final = 8 * MAX_OF_STREAM
 
 
 @final
-@mypyc_attr(native_class=True)
 class SimulatedWorker(CopyWorker):
     """Executes lists on a stream of its own, whose copies run late, and on every buffer of a layer that is in the pool group."""
 
@@ -79,7 +77,6 @@ class SimulatedWorker(CopyWorker):
 
 
 @final
-@mypyc_attr(native_class=True)
 class EngineMemory:
     """A range of the device for each buffer of each manager, from its first use to `close`."""
 

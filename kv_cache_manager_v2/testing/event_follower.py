@@ -66,7 +66,6 @@ def find_indexed(index: KVCacheEventIndex) -> Places:
 
 
 @final
-@mypyc_attr(native_class=True)
 class EventFollower:
     """Follows one manager: call `check` after each step. The buffer may be small: dropped events are learnt from a snapshot."""
 

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Final, SupportsIndex, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.checks import MAX_COUNT, to_bool, to_count, to_index_mode, to_instance, to_list
 from ..base.errors import OutOfPagesError
@@ -39,7 +38,6 @@ from .step_batch import Step, StepBatch, to_token, validate_tokens
 
 
 @final
-@mypyc_attr(native_class=True)
 class FakeEngine(Handle):
     """Runs batches of `Step`. See the module's docstring.
 

@@ -7,7 +7,6 @@ and to a disk, which fail when they run.
 
 from typing import ClassVar, Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.handle import Handle
 
@@ -28,7 +27,6 @@ FAULT_KINDS: Final = (
 
 
 @final
-@mypyc_attr(native_class=True)
 class FaultPlan(Handle):
     """The planned faults. Conservation: each one is pending, or has fired, or was cleared."""
 
@@ -88,7 +86,6 @@ class FaultPlan(Handle):
 
 
 @final
-@mypyc_attr(native_class=True)
 class _Fault:
     __slots__ = ("calls_left", "error")
 

@@ -15,14 +15,12 @@ makes the second access, in every run.
 
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 HOST: Final = 0
 """The component of the host thread."""
 
 
 @final
-@mypyc_attr(native_class=True)
 class VectorClock:
     """One tick per component; a component beyond the end counts as tick 0."""
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any, Final, final
 
 import numpy as np
-from mypy_extensions import mypyc_attr
 
 from ..device.port import Device, HostKernel, MemoryAccess
 from .kernel_launcher import BatchLaunch, KernelLauncher
@@ -24,7 +23,6 @@ _PIECE_BYTES: Final = 256 << 10
 
 
 @final
-@mypyc_attr(native_class=True)
 class HostLayerKernel(HostKernel):
     """Writes and checks one layer's bytes; wrong ones are logged."""
 
@@ -110,7 +108,6 @@ class HostLayerKernel(HostKernel):
 
 
 @final
-@mypyc_attr(native_class=True)
 class HostBatchLaunch(BatchLaunch):
     """A kernel per layer, through `Device.launch`."""
 
@@ -130,7 +127,6 @@ class HostBatchLaunch(BatchLaunch):
 
 
 @final
-@mypyc_attr(native_class=True)
 class HostLauncher(KernelLauncher):
     """Launches on software devices. Keeps nothing: kernels carry their inputs, and write to the log as they run."""
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.errors import CorruptedError, KVCacheManagerError, OutOfPagesError
 from ..base.ids import BlockOrdinal
@@ -89,7 +88,6 @@ def rerun(
 
 
 @final
-@mypyc_attr(native_class=True)
 class _Rerun:
     """One journal on its way through a new manager."""
 

@@ -2,7 +2,6 @@
 
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..config.layer_config import AttentionLayerConfig
 from ..config.manager_config import KVCacheManagerConfig
@@ -11,7 +10,6 @@ from .token_values import buffer_key
 
 
 @final
-@mypyc_attr(native_class=True)
 class KernelBuffer:
     """One buffer of one layer. A recurrent state is a page with one token's value: that of the whole prefix."""
 

@@ -2,12 +2,10 @@
 
 from abc import ABCMeta, abstractmethod
 
-from mypy_extensions import mypyc_attr
 
 from .layer_work import LayerWork
 
 
-@mypyc_attr(native_class=True)
 class BatchLaunch(metaclass=ABCMeta):
     """One batch in launch: layers are launched one by one, so that batches of several streams can interleave."""
 
@@ -22,7 +20,6 @@ class BatchLaunch(metaclass=ABCMeta):
         """Called when all layers are enqueued."""
 
 
-@mypyc_attr(native_class=True)
 class KernelLauncher(metaclass=ABCMeta):
     """Runs layers' work on one device, and puts wrong bytes into the engine's log."""
 

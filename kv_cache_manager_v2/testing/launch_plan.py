@@ -9,7 +9,6 @@ without the library's own arithmetic of stale blocks.
 from typing import Any, Final, final
 
 import numpy as np
-from mypy_extensions import mypyc_attr
 
 from ..base.ids import BeamIndex, LayerGroupId, LayerId, PageIndexMode
 from ..base.integer_math import ceil_div
@@ -24,7 +23,6 @@ from .step_rows import StepRows
 
 
 @final
-@mypyc_attr(native_class=True)
 class _BaseTable:
     """The base page indices of a layer group, row after row."""
 
@@ -41,7 +39,6 @@ class _BaseTable:
 
 
 @final
-@mypyc_attr(native_class=True)
 class LaunchPlan:
     """The work of one batch, layer by layer."""
 

@@ -7,7 +7,6 @@ reach a kernel that was launched before it.
 from typing import Final, final
 
 import numpy as np
-from mypy_extensions import mypyc_attr
 
 from .kernel_buffer import KernelBuffer
 from .kv_mismatch import KVMismatch
@@ -19,7 +18,6 @@ _VALUE_BYTES: Final = 8
 
 
 @final
-@mypyc_attr(native_class=True)
 class BufferWork:
     """One buffer's share. Page ``i`` is at ``base_address + i * stride_bytes``, ``0 <= i < num_pages``."""
 
@@ -60,7 +58,6 @@ class BufferWork:
 
 
 @final
-@mypyc_attr(native_class=True)
 class LayerWork:
     """All buffers of one configured layer. Attention writes its input, then reads; recurrent state is read first."""
 

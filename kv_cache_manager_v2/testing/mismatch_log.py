@@ -6,13 +6,11 @@ them. The log counts every wrong (layer, role, beam, token), and keeps the first
 
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from .kv_mismatch import KVMismatch
 
 
 @final
-@mypyc_attr(native_class=True)
 class MismatchLog:
     """``count``: wrong tokens so far; ``first`` has up to `MAX_KEPT` of them."""
 

@@ -9,13 +9,11 @@ from typing import Final, TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
-from mypy_extensions import mypyc_attr
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 @final
-@mypyc_attr(native_class=True)
 class PageSpans:
     """Spans of pages with ``tokens_per_page`` tokens each."""
 

@@ -7,7 +7,6 @@ not recorded; its `RaceError` is kept in `races` and raised. Knows streams only 
 from collections.abc import Sequence
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.ids import CacheTier
 from ..device.port import MemoryAccess
@@ -21,7 +20,6 @@ from .stream_scheduler import StreamQueue
 
 
 @final
-@mypyc_attr(native_class=True)
 class RaceDetector:
     """Detects races; see the module's docstring. Every operation first takes its tick (`begin_operation`), then is checked."""
 

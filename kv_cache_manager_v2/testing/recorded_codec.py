@@ -5,14 +5,12 @@ from abc import ABCMeta
 from collections.abc import Sequence
 from typing import Any, Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..device.cold_page_codec import ColdPageCodec
 from ..device.port import Device
 from ..layout.slot_desc import SlotDescVariant
 
 
-@mypyc_attr(native_class=True)
 class SizesOnlyCodec(ColdPageCodec, metaclass=ABCMeta):
     """A codec that leaves all bytes as they are, for runs in which none is read."""
 
@@ -30,7 +28,6 @@ class SizesOnlyCodec(ColdPageCodec, metaclass=ABCMeta):
 
 
 @final
-@mypyc_attr(native_class=True)
 class RecordedCodec(SizesOnlyCodec):
     """What a journal says of a codec: its name and its sizes."""
 

@@ -6,14 +6,12 @@ an equal block had such a page already; then the lease keeps a private page of i
 
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from .reference_sequence import ReferenceSequence
 from .reference_tree import Page, Scope
 
 
 @final
-@mypyc_attr(native_class=True)
 class LeasedPage:
     """``number``: of the private block that it was part of when the lease was made; None if it was published already."""
 
@@ -39,7 +37,6 @@ class LeasedPage:
 
 
 @final
-@mypyc_attr(native_class=True)
 class ReferenceLease:
     """One open lease. ``numbers``: of the private blocks that it co-owns, though it never writes."""
 

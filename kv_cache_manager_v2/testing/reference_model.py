@@ -17,7 +17,6 @@ The model also answers what a sequence's public properties must be, and what an 
 from collections.abc import Sequence
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.ids import TokenIdExt
 from ..config.manager_config import KVCacheManagerConfig
@@ -39,7 +38,6 @@ TAKES_FREE: Final = "must leave a snapshot in a free slot"
 
 
 @final
-@mypyc_attr(native_class=True)
 class ReferenceModel(ReferenceRoom):
     """See the module's docstring."""
 

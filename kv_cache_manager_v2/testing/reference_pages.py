@@ -29,7 +29,6 @@ class ModelDisagreement(Exception):
     """The manager did something that the rules do not allow."""
 
 
-@mypyc_attr(native_class=True)
 class ReferencePages:
     """``statuses`` and ``places``: of each page in the tree, in the last dump."""
 

@@ -7,7 +7,6 @@ or a reader needs.
 from collections.abc import Sequence, Set
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from .reference_pages import ReferencePages
 from .reference_sequence import ReferenceSequence
@@ -15,7 +14,6 @@ from .reference_tree import Page, Scope, Text
 
 
 @final
-@mypyc_attr(native_class=True)
 class ReferencePlan:
     """``above``: the plan that it is below, if that is no block of the tree yet."""
 
@@ -30,7 +28,6 @@ class ReferencePlan:
 
 
 @final
-@mypyc_attr(native_class=True)
 class ReferencePlans:
     """The plans of one manager, in the order in which they were made. At most one for each block."""
 

@@ -2,7 +2,6 @@
 
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from .reference_beams import list_beams
 from .reference_forks import copy_blocks, list_sharers, num_first_written, restore_blocks
@@ -12,7 +11,6 @@ from .reference_tree import Page
 
 
 @final
-@mypyc_attr(native_class=True)
 class SlotNeed:
     """Pages that a call allocates and releases, per layer group. Between ``least`` and ``most`` the library may
     choose."""
@@ -50,7 +48,6 @@ class SlotNeed:
         return [self.least, self.most, self.least_copied, self.most_copied, self.released, self.doubtful, self.newly_locked]
 
 
-@mypyc_attr(native_class=True)
 class ReferenceRoom(ReferencePages):
     """Computes needs, and changes nothing."""
 

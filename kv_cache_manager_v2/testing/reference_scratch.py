@@ -9,13 +9,11 @@ that fits the fewest decides. Where the engine owns the memory, scratch blocks h
 from collections.abc import Sequence
 from typing import Any, Final, final
 
-from mypy_extensions import mypyc_attr
 
 from .reference_tree import GroupRule
 
 
 @final
-@mypyc_attr(native_class=True)
 class ScratchRule:
     """The scratch rule of one layer group."""
 

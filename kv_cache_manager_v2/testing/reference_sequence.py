@@ -2,14 +2,12 @@
 
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.ids import TokenIdExt
 from .reference_tree import GroupRule, Scope
 
 
 @final
-@mypyc_attr(native_class=True)
 class ReferenceSequence:
     """One open sequence. Block ``i`` is node ``path[i]``, or ``shared_tail`` if that is the next one, or private.
 

@@ -8,7 +8,6 @@ too far behind, and no window has moved past a block in between.
 from collections.abc import Sequence, Set
 from typing import Any, Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..config.layer_config import SsmLayerConfig
 from ..config.manager_config import KVCacheManagerConfig
@@ -47,7 +46,6 @@ def _key_of(layer: Any, tokens_per_block: int) -> tuple[int | None, int, int] | 
 
 
 @final
-@mypyc_attr(native_class=True)
 class StateRule:
     """``group``: the layer group of the recurrent layers, negative if there are none."""
 

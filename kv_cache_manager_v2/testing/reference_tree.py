@@ -15,7 +15,6 @@ choice. The rules are those of the design, written from its text and not from th
 from collections.abc import Sequence, Set
 from typing import Final, TypeAlias, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.ids import TokenIdExt
 
@@ -30,7 +29,6 @@ SIBLINGS_SEARCHED: Final = 8
 
 
 @final
-@mypyc_attr(native_class=True)
 class GroupRule:
     """Which blocks the layers of one group still read."""
 
@@ -53,7 +51,6 @@ class GroupRule:
 
 
 @final
-@mypyc_attr(native_class=True)
 class ReferenceMatch:
     """``best`` tokens are reusable; a result from ``least`` on is allowed if it is reusable as well."""
 
@@ -69,7 +66,6 @@ class ReferenceMatch:
 
 
 @final
-@mypyc_attr(native_class=True)
 class ReferenceTree:
     """Nodes are never removed. ``ever_published``: the pages that existed at some time."""
 

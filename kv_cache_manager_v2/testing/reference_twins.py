@@ -8,13 +8,11 @@ needs the published page on the device: then the oldest twin is the published pa
 from collections.abc import Iterable
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from .reference_sequence import ReferenceSequence
 
 
 @final
-@mypyc_attr(native_class=True)
 class ReferenceTwin:
     """One twin. ``number``: of the private block, as in `ReferenceSequence.shared_private`."""
 

@@ -8,7 +8,6 @@ unpacked, or as one of another layer group, has wrong bytes.
 from collections.abc import Sequence
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.ids import CacheTier
 from ..device.cold_page_codec import ColdPageCodec
@@ -17,7 +16,6 @@ from ..layout.slot_desc import SlotDescVariant
 
 
 @final
-@mypyc_attr(native_class=True)
 class ReversingCodec(ColdPageCodec):
     """``num_padding_bytes`` in front of each packed page, and one more for each layer group before it."""
 

@@ -17,7 +17,6 @@ whole), but the target then counts as never written. Bytes that a write is expec
 from bisect import bisect_left, bisect_right
 from typing import Final, NoReturn, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.ids import CacheTier
 from .access_log import Access, AccessLog
@@ -27,7 +26,6 @@ from .simulated_memory import AddressRanges
 
 
 @final
-@mypyc_attr(native_class=True)
 class _Segment:
     __slots__ = ("beg", "end", "writer", "is_written", "readers")
 
@@ -40,7 +38,6 @@ class _Segment:
 
 
 @final
-@mypyc_attr(native_class=True)
 class ShadowMemory:
     """The segments. Conservation: they cover exactly the mapped bytes, each byte once."""
 

@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from random import Random
 from typing import Final, SupportsIndex, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.checks import to_bool, to_count, to_int
 from ..base.errors import LogicError, OutOfMemoryError, StorageIOError
@@ -53,7 +52,6 @@ _POLL_PROGRESS: Final = 0.25
 
 
 @final
-@mypyc_attr(native_class=True)
 class SimulatedDevice(RangedDevice):
     """The race-detecting device; see the module's docstring. One thread only; the seed decides everything that is left open.
 

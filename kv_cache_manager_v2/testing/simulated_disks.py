@@ -3,7 +3,6 @@
 import logging
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.errors import StorageIOError
 
@@ -11,7 +10,6 @@ _logger: Final = logging.getLogger(__name__)
 
 
 @final
-@mypyc_attr(native_class=True)
 class SimulatedDisks:
     """By the first address of the range. A failure stays until the range is released."""
 

@@ -14,7 +14,6 @@ import mmap
 from bisect import bisect_right
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.errors import OutOfMemoryError
 from ..base.ids import CacheTier
@@ -29,7 +28,6 @@ _MAP_NORESERVE: Final[int] = getattr(mmap, "MAP_NORESERVE", 0x4000)  # named fro
 
 
 @final
-@mypyc_attr(native_class=True)
 class AddressRange:
     """Reserved addresses ``[address, address + num_bytes)`` of one tier. Ranges are never adjacent: there is a gap."""
 
@@ -67,7 +65,6 @@ class AddressRange:
 
 
 @final
-@mypyc_attr(native_class=True)
 class AddressRanges:
     """Every range ever reserved; ranges never overlap."""
 

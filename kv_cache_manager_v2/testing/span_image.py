@@ -7,7 +7,6 @@ from typing import Final, final
 
 import numpy as np
 import numpy.typing as npt
-from mypy_extensions import mypyc_attr
 
 from .page_spans import Ints, PageSpans
 from .token_layout import TokenLayout, Words
@@ -18,7 +17,6 @@ _MAX_KEPT_BYTES: Final = 32 << 20
 
 
 @final
-@mypyc_attr(native_class=True)
 class SpanImage:
     """The spans' token values, and those as words."""
 

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence, Sized
 from typing import Any, ClassVar, Final, cast, final
 
 import numpy as np
-from mypy_extensions import mypyc_attr
 
 from ..base.checks import is_bytes, has_attribute, to_int, to_list, to_plain_bytes
 from ..base.errors import LogicError
@@ -42,7 +41,6 @@ def to_token(token: object, name: str) -> TokenIdExt:
 
 
 @final
-@mypyc_attr(native_class=True)
 class Step(Handle):
     """One sequence's part in a batch: compute ``input``, the tokens that follow ``history``.
 
@@ -80,7 +78,6 @@ class Step(Handle):
 
 
 @final
-@mypyc_attr(native_class=True)
 class StepBatch:
     """``sequences`` has one entry per row: a sequence with beams has one for each."""
 

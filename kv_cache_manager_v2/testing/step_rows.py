@@ -7,14 +7,12 @@ only: work that is still queued on a device must keep no sequence alive.
 from typing import Final, final
 
 import numpy as np
-from mypy_extensions import mypyc_attr
 
 from .page_spans import Ints
 from .token_values import Values
 
 
 @final
-@mypyc_attr(native_class=True)
 class StepRows:
     """The columns. At least one row."""
 

@@ -8,7 +8,6 @@ import ctypes
 from abc import ABCMeta, abstractmethod
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.errors import StorageIOError
 from ..device.port import HostKernel
@@ -20,7 +19,6 @@ FAILED_READ_POISON: Final = 0xE7
 
 
 @final
-@mypyc_attr(native_class=True)
 class SimulatedEvent:
     """A point on a stream: ``position`` operations of that stream are done when the event is."""
 
@@ -36,7 +34,6 @@ class SimulatedEvent:
         self.is_seen = False  # the host has seen that it is done
 
 
-@mypyc_attr(native_class=True)
 class Operation(metaclass=ABCMeta):
     __slots__ = ("tick",)
 
@@ -52,7 +49,6 @@ class Operation(metaclass=ABCMeta):
 
 
 @final
-@mypyc_attr(native_class=True)
 class CopyOperation(Operation):
     """``read_error`` fails the first copy, whose destination is poisoned. ``write_error`` is recorded as the failure of the
     disk range; the bytes are copied, as on a device that keeps them in memory.
@@ -86,7 +82,6 @@ class CopyOperation(Operation):
 
 
 @final
-@mypyc_attr(native_class=True)
 class FillOperation(Operation):
     __slots__ = ("_address", "_num_bytes", "_value")
 
@@ -101,7 +96,6 @@ class FillOperation(Operation):
 
 
 @final
-@mypyc_attr(native_class=True)
 class KernelOperation(Operation):
     __slots__ = ("_kernel",)
 
@@ -114,7 +108,6 @@ class KernelOperation(Operation):
 
 
 @final
-@mypyc_attr(native_class=True)
 class RecordOperation(Operation):
     __slots__ = ("_event",)
 
@@ -130,7 +123,6 @@ class RecordOperation(Operation):
 
 
 @final
-@mypyc_attr(native_class=True)
 class WaitOperation(Operation):
     __slots__ = ("event",)
 

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from random import Random
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.errors import LogicError
 from .happens_before import VectorClock
@@ -20,7 +19,6 @@ from .stream_operation import Operation, WaitOperation
 
 
 @final
-@mypyc_attr(native_class=True)
 class StreamQueue:
     """One stream. ``num_run + len(operations)`` operations were enqueued so far, those of ``predecessor`` included.
 
@@ -77,7 +75,6 @@ class StreamQueue:
 
 
 @final
-@mypyc_attr(native_class=True)
 class _Failure:
     __slots__ = ("component", "tick", "error")
 
@@ -94,7 +91,6 @@ _HASTES: Final[Sequence[float]] = (0.05, 0.4, 1.0)
 
 
 @final
-@mypyc_attr(native_class=True)
 class StreamScheduler:
     """Conservation: every enqueued operation is in one queue until it has run, once."""
 

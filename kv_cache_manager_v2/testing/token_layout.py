@@ -11,7 +11,6 @@ from typing import Any, Final, TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
-from mypy_extensions import mypyc_attr
 
 from .token_values import Values
 
@@ -22,7 +21,6 @@ _VALUE_BYTES: Final = 8
 
 
 @final
-@mypyc_attr(native_class=True)
 class TokenLayout:
     """The layout of one kind of page. Immutable."""
 

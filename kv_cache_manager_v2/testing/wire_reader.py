@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any, Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..base.given import Given
 from ..base.missing_package import missing_package
@@ -19,7 +18,6 @@ _REMOVED_FIELDS: Final = ("block_hashes", "medium", "group_idx")
 
 
 @final
-@mypyc_attr(native_class=True)
 class WireBatch(Value):
     """The payload of one message."""
 

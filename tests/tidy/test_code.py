@@ -41,6 +41,7 @@ FOLDERS_WITH_PUBLIC_NAMES: Final = {"", "compat", "shared", "testing"}
 
 # Bases that mypyc cannot compile into native classes, or that make the class one of its special kinds.
 SPECIAL_BASES: Final = {"Enum", "IntEnum", "IntFlag", "Flag", "NamedTuple", "TypedDict", "Protocol"}
+KEEP_CLASSES_NATIVE: Final = {"final", "mypyc_attr", "trait"}
 NOT_NATIVE: Final = {
     "_Span",  # numpy wants an attribute in the __dict__ of the object
     "CountsDelta",  # base of dataclasses
@@ -212,7 +213,7 @@ def mypyc_attributes(node: ast.ClassDef) -> dict[str, object]:
 
 
 def test_classes_are_declared_for_the_compiler() -> None:
-    """Without `native_class=True` mypyc may silently make a slow class; without `@final` calls go through a table."""
+    """mypyc silently makes a slow class of one with another decorator or a metaclass; without `@final` calls go through a table."""
     classes = [
         (source, node)
         for source in compiled_sources()
@@ -229,8 +230,9 @@ def test_classes_are_declared_for_the_compiler() -> None:
         if node.name in NOT_NATIVE:
             continue
         attributes = mypyc_attributes(node)
-        if attributes.get("native_class") is not True:
-            found.append(f"{source.at(node)}: {node.name} lacks @mypyc_attr(native_class=True)")
+        metaclasses = {ast.unparse(keyword.value) for keyword in node.keywords}
+        if decorators - KEEP_CLASSES_NATIVE or metaclasses - {"ABCMeta"} or attributes.get("native_class") is False:
+            found.append(f"{source.at(node)}: {node.name} is no native class")
         is_open = node.name in bases_in_use or attributes.get("allow_interpreted_subclasses") or "trait" in decorators
         if not is_open and "final" not in decorators:
             found.append(f"{source.at(node)}: {node.name} has no subclass and is not @final")

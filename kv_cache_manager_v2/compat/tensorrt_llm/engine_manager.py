@@ -7,7 +7,6 @@ from copy import deepcopy
 from types import TracebackType
 from typing import Any, Final, SupportsIndex, final
 
-from mypy_extensions import mypyc_attr
 from rawref import invalidate
 
 from ...base.checks import to_bool, to_instance, to_instance_or_none, to_list
@@ -53,7 +52,6 @@ def _require_hashable(sequence_id: object, name: str) -> None:
 
 
 @final
-@mypyc_attr(native_class=True)
 class KVCacheManager(EngineQueries):
     """Owns paged KV-cache memory, as TensorRT-LLM's engine calls it.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, SupportsIndex, final
 
-from mypy_extensions import mypyc_attr
 
 from ...base.checks import to_instance, to_int, to_list
 from ...base.given import Given
@@ -31,7 +30,6 @@ from ...stats.storage_statistics import StorageStatistics
 from .configuration import KVCacheManagerConfig
 
 
-@mypyc_attr(native_class=True)
 class EngineQueries(Handle):
     __slots__ = ("_core", "_config")
 
@@ -178,7 +176,6 @@ class EngineQueries(Handle):
 
 
 @final
-@mypyc_attr(native_class=True)
 class LifeCycles:
     """What the engine looks up by `get_life_cycle`: how long each layer group needs a block."""
 

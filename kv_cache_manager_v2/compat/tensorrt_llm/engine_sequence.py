@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, SupportsIndex, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ...base.checks import to_bool, to_int
 from ...base.given import Given
@@ -38,7 +38,6 @@ def count_tokens_by_level(core: kv_cache.KVCache) -> list[int]:
 
 
 @final
-@mypyc_attr(native_class=True)
 class KVCache(Handle):
     """Made by `KVCacheManager.create_kv_cache`. ``id`` is the engine's name for the sequence, and may be set."""
 

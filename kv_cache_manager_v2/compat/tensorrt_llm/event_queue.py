@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Final, Never, SupportsFloat, SupportsIndex, TypeAlias, final
 
-from mypy_extensions import mypyc_attr
 
 from ...base.checks import to_count, to_instance, to_instance_or_none, to_int, to_list, to_number, to_text
 from ...base.given import Given
@@ -61,7 +60,6 @@ def _to_window_sizes(window_sizes: object, name: str) -> dict[int, int]:
 
 
 @final
-@mypyc_attr(native_class=True)
 class KVCacheEventManager(Handle):
     """Give it to one `KVCacheManager`. Adding and flushing is for the thread that calls the manager, draining for any.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ...base.ids import TokenIdExt
 from ...events import kv_cache_event
@@ -13,7 +12,6 @@ from .multimodal_items import ItemNames
 
 
 @final
-@mypyc_attr(native_class=True)
 class ItemRuns:
     """Remembers, for announced blocks at or behind a digest, the last digest of their path. ``offset``: None looks for no items."""
 

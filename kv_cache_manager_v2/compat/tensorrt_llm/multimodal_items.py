@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any, Final, SupportsIndex, final
 
-from mypy_extensions import mypyc_attr
 
 from ...base.checks import to_count, to_text
 from ...base.given import Given
@@ -16,7 +15,6 @@ MAX_UUIDS: Final = 65536
 
 
 @final
-@mypyc_attr(native_class=True)
 class MmItemContext(Value):
     """A digest token with the item's identifier, which KV events repeat. Two with one digest are equal: matches go by content."""
 
@@ -82,7 +80,6 @@ def gen_multimodal_cache_key_tokens(
 
 
 @final
-@mypyc_attr(native_class=True)
 class ItemNames:
     """The identifiers of items by digest, as the engine last gave them; for the events of their blocks."""
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar, Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ...base.handle import Handle
 from ...manager.committed_block_drop import CommittedBlockDrop
 
 
 @final
-@mypyc_attr(native_class=True)
 class PlannedDropHandle(Handle):
     """Made by `_KVCache.plan_committed_block_drop`. A handle that is dropped unused is carried out by the manager's next call."""
 

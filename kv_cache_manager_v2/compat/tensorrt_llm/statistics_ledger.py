@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ...base.ids import CacheTier
 from ...events.removal_cause import CAPACITY
@@ -28,7 +28,6 @@ from .statistics_deltas import (
 
 
 @final
-@mypyc_attr(native_class=True)
 class RequestCounts:
     """Of one sequence: its block counters when they were last committed."""
 
@@ -67,7 +66,6 @@ class RequestCounts:
 
 
 @final
-@mypyc_attr(native_class=True)
 class StatisticsLedger:
     """Of one manager."""
 

@@ -6,7 +6,6 @@ a row with `hash_ids` too, if it begins with the same id as the turn before; any
 
 from typing import Any, Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..workload import Request
 from .hash_readers import MOONCAKE_BLOCK_TOKENS, PROMPTS_ONLY, IdTable, block_tokens_of, lengths_of_blocks
@@ -21,7 +20,6 @@ AIPERF_CONTENT: Final = ("hash_ids", *_TEXTS, "turns", "messages", "input_length
 
 
 @final
-@mypyc_attr(native_class=True)
 class AiperfReader(LogReader):
     """See the module."""
 

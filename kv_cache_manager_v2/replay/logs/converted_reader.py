@@ -7,7 +7,6 @@ ids beside them are for readers of Mooncake's format, which knows whole blocks o
 from typing import Any, Final, final
 
 import numpy as np
-from mypy_extensions import mypyc_attr
 
 from ..tokens import NUM_SEGMENT_IDS
 from ..workload import Request
@@ -17,7 +16,6 @@ from .log_reader import LogReader
 
 
 @final
-@mypyc_attr(native_class=True)
 class ConvertedReader(LogReader):
     """Reads requests that keep their ids. One that follows no request of the file starts at its own time."""
 

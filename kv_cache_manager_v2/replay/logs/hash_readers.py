@@ -6,7 +6,6 @@ Ids may be ints of any size or strings; equal ids mean equal tokens.
 from typing import Any, Final, final
 
 import numpy as np
-from mypy_extensions import mypyc_attr
 
 from ..tokens import NUM_SEGMENT_IDS
 from ..workload import Request
@@ -25,7 +24,6 @@ PROMPTS_ONLY: Final = (
 
 
 @final
-@mypyc_attr(native_class=True)
 class IdTable:
     """Codes of hash ids. Small ints are their own codes until ``is_dense`` is set, which a first pass finds out (`has_wide_ids`)."""
 
@@ -85,7 +83,6 @@ def block_tokens_of(record: dict[str, Any], default: int) -> int:
 
 
 @final
-@mypyc_attr(native_class=True)
 class MooncakeReader(LogReader):
     """Independent requests with time stamps."""
 
@@ -103,7 +100,6 @@ class MooncakeReader(LogReader):
 
 
 @final
-@mypyc_attr(native_class=True)
 class BailianReader(LogReader):
     """Turns of chats: each prompt is whole, and follows that of its parent."""
 

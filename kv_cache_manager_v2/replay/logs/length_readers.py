@@ -3,7 +3,6 @@
 from datetime import datetime, timezone
 from typing import Any, Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..workload import Request
 from .log_error import LineError, required, shown, time_of
@@ -16,7 +15,6 @@ _SESSION: Final = "Session ID"
 
 
 @final
-@mypyc_attr(native_class=True)
 class LengthReader(LogReader):
     """A record is a row; the three columns are its time, and the lengths of prompt and answer."""
 

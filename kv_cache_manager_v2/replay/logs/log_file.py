@@ -14,7 +14,6 @@ import zlib
 from collections.abc import Iterator
 from typing import IO, Any, Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ...base.missing_package import missing_package
 from ..bad_input import BadInputError
@@ -41,7 +40,6 @@ _MAX_NAMES: Final = 5
 
 
 @final
-@mypyc_attr(native_class=True)
 class LogFile:
     """A log that can be read from its beginning any number of times."""
 

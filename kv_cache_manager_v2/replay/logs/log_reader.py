@@ -18,7 +18,6 @@ DEFAULT_SHARED_PREFIX: Final = 0.5
 
 
 @final
-@mypyc_attr(native_class=True)
 class LogOptions:
     """What the formats leave open."""
 
@@ -46,7 +45,7 @@ class LogOptions:
         return f"each {self.bytes_per_token} bytes of text count as a token, without a chat template (--tokenizer, --bytes-per-token)"
 
 
-@mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
+@mypyc_attr(allow_interpreted_subclasses=True)
 class LogReader(metaclass=ABCMeta):
     """Makes requests of records."""
 
@@ -63,7 +62,6 @@ class LogReader(metaclass=ABCMeta):
 
 
 @final
-@mypyc_attr(native_class=True)
 class _Turn:
     """The last turn of a session."""
 
@@ -77,7 +75,6 @@ class _Turn:
 
 
 @final
-@mypyc_attr(native_class=True)
 class SessionTable:
     """The last turn of each session."""
 
@@ -113,7 +110,6 @@ class SessionTable:
 
 
 @final
-@mypyc_attr(native_class=True)
 class MadePrefixes:
     """Prompts of which only the length is known: each begins with one of a few common prefixes. Half of them have the first, a quarter
     the second, and so on; which one follows from the request's number."""

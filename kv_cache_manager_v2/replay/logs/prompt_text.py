@@ -9,7 +9,6 @@ import json
 import zlib
 from typing import Any, Final, final
 
-from mypy_extensions import mypyc_attr
 
 from .log_error import LineError, object_of, shown
 
@@ -39,7 +38,6 @@ _SETTINGS: Final = frozenset(
 
 
 @final
-@mypyc_attr(native_class=True)
 class PromptText:
     """Makes the texts of a log's requests, and counts what is left out."""
 

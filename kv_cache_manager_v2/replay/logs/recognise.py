@@ -6,7 +6,6 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ...base.binary_content import describe_binary
 from ..bad_input import BadInputError
@@ -37,7 +36,6 @@ _MAX_LINES: Final = 1000
 
 
 @final
-@mypyc_attr(native_class=True)
 class LogRecord:
     """One record with its line, or its number in the array; or why it is none."""
 
@@ -50,7 +48,6 @@ class LogRecord:
 
 
 @final
-@mypyc_attr(native_class=True)
 class RecognisedLog:
     """A log whose format is known."""
 

@@ -2,7 +2,6 @@
 
 from typing import Any, Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ..workload import Request
 from .log_error import LineError, count_of, list_of, object_of, required, shown, text_of, time_of
@@ -22,7 +21,6 @@ _LIMIT_FIELDS: Final = ("max_completion_tokens", "max_tokens", "max_output_token
 
 
 @final
-@mypyc_attr(native_class=True)
 class ShareGptReader(LogReader):
     """A record is a conversation: each answer in it is a request, whose prompt is all before it."""
 
@@ -72,7 +70,6 @@ class ShareGptReader(LogReader):
 
 
 @final
-@mypyc_attr(native_class=True)
 class PromptReader(LogReader):
     """A record is a call of an API: its prompts, as text, messages or tokens, are in it or in its `body`, `params` or `input`."""
 

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from typing import Any, Final, final
 
 import numpy as np
-from mypy_extensions import mypyc_attr
 
 from ...base.missing_package import missing_package
 from ..bad_input import BadInputError
@@ -25,7 +24,6 @@ BYTES_PER_TOKEN: Final = 4
 
 
 @final
-@mypyc_attr(native_class=True)
 class Segments:
     """A growing prompt: codes and lengths."""
 
@@ -52,7 +50,6 @@ class Segments:
 
 
 @final
-@mypyc_attr(native_class=True)
 class CodeTable:
     """Codes of contents, from 0 on in the order of first appearance."""
 
@@ -98,7 +95,6 @@ class CodeTable:
 
 
 @final
-@mypyc_attr(native_class=True)
 class TextCoder:
     """Makes segments of texts and tokens."""
 

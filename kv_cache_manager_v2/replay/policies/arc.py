@@ -7,7 +7,7 @@ length of ONCE moves accordingly, by the ratio of the two lists of ghosts.
 
 from typing import Final, final
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ...storage.page_rows import PageRows
 from ...storage.victim_queue import NO_VICTIM, ContentKeys
@@ -22,7 +22,6 @@ _KEY_MASK: Final = (1 << 44) - 1
 
 
 @final
-@mypyc_attr(native_class=True)
 class ArcQueue(ListedQueue):
     """The note of a page: bit 0 says whether it goes to AGAIN; above it 44 bits of its content key, 0 before its first push."""
 

@@ -8,7 +8,7 @@ quarters full of keys: 86 bytes a key at most, and nothing is allocated once the
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 NOT_THERE: Final = -1
 _NOTHING: Final = -1
@@ -18,7 +18,6 @@ _MASK: Final = (1 << 62) - 1
 
 
 @final
-@mypyc_attr(native_class=True)
 class GhostList:
     """``num_keys`` keys are in it, ``limit`` at most."""
 

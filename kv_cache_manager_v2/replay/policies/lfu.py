@@ -5,7 +5,7 @@ A page counts how often it was reused while it was there, up to `MOST_USES`; a l
 
 from typing import Final, final
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ...storage.page_rows import PageRows
 from ...storage.victim_queue import NO_VICTIM
@@ -16,7 +16,6 @@ MOST_USES: Final = 31
 
 
 @final
-@mypyc_attr(native_class=True)
 class LfuQueue(ListedQueue):
     """The note of a page is its number of uses; the list is the same."""
 

@@ -14,7 +14,7 @@ from .page_lists import PageLists
 IN_LINE: Final = 0
 
 
-@mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ListedQueue(VictimQueue):
     """``evict``, ``push``, ``push_first``, ``use``, ``first`` and ``set_capacity`` are the policy."""
 

@@ -15,7 +15,7 @@ from ...storage.page_rows import PageRows
 from ...storage.victim_queue import ContentKeys, VictimQueue
 
 
-@mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
+@mypyc_attr(allow_interpreted_subclasses=True)
 class OwnPolicy(metaclass=ABCMeta):
     """``value``: the name in tables."""
 

@@ -11,7 +11,7 @@ Node 0 .. are the sentinels, then the pages.
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ...storage.page_rows import LOW_MASK, PLACE, ROW_WORDS, PageRows, WordColumn, priority_of_place
 from ...storage.victim_queue import NUM_PRIORITIES
@@ -24,7 +24,6 @@ NOTE_SHIFT: Final = 16
 
 
 @final
-@mypyc_attr(native_class=True)
 class PageLists:
     """``counts[l]``: pages in list ``l``. ``lowest``: no page of a lower priority is in any list."""
 

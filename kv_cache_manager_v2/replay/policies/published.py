@@ -2,7 +2,6 @@
 
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ... import EvictionPolicy
 from ...storage.page_rows import PageRows
@@ -14,7 +13,6 @@ from .s3_fifo import S3FifoQueue
 
 
 @final
-@mypyc_attr(native_class=True)
 class Published(OwnPolicy):
     __slots__ = ()
 

@@ -10,7 +10,7 @@ enters MAIN when it is pushed again.
 
 from typing import Final, final
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ...storage.page_rows import PLACE, ROW_WORDS, PageRows, priority_of_place
 from ...storage.victim_queue import NO_VICTIM, ContentKeys
@@ -30,7 +30,6 @@ _KEY_SHIFT: Final = 3
 
 
 @final
-@mypyc_attr(native_class=True)
 class S3FifoQueue(ListedQueue):
     """The note of a page: its uses (2 bits), whether it is in use (1 bit), then 44 bits of its content key, 0
     before its first push. A page in a line may be in use.

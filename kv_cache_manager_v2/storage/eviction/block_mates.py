@@ -11,14 +11,13 @@ that it makes reachable. A policy that learns from returns alone would see few: 
 from typing import Final, final
 
 from librt.vecs import append, vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ...layout.slot_layout import SlotLayout
 from ..page_rows import NO_PAGE, ONE_HOLD, PLACE, ROW_WORDS, PageRows
 
 
 @final
-@mypyc_attr(native_class=True)
 class BlockMates:
     """``leading``: the life cycle without a window; ``others``: the windowed ones of its pool group."""
 

@@ -7,7 +7,7 @@ chained segments, of as many buckets as there were runs at most (`GrowingBuckets
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i32, i64, mypyc_attr
+from mypy_extensions import i32, i64
 
 from ...base.growing_arrays import fill_numbers, reserve_numbers
 from ...base.growing_buckets import GrowingBuckets
@@ -18,7 +18,6 @@ _MASK: Final = (1 << 62) - 1
 
 
 @final
-@mypyc_attr(native_class=True)
 class GhostRuns:
     __slots__ = ("num_runs", "_links", "_buckets", "_table")
 

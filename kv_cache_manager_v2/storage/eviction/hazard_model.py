@@ -21,7 +21,7 @@ from math import isfinite, sqrt
 from typing import Final, final
 
 from librt.vecs import append, vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from .segment_traits import FEATURE_LEVELS, FEATURE_SHIFTS, HINT_LEVELS, HINT_SHIFTS, NO_HINT, NUM_FEATURES, NUM_HINTS, waits
 
@@ -97,7 +97,6 @@ _NUM_WAITING: Final = NUM_BUCKETS - 1
 
 
 @final
-@mypyc_attr(native_class=True)
 class HazardModel:
     __slots__ = ("_weights", "_squares", "_table", "_widths", "_shifts", "_masks", "_bases", "_places", "_places_of", "_num_places")
 

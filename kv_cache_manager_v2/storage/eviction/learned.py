@@ -14,7 +14,7 @@ A page's place costs nothing beside its row: all are in one queue, in the order 
 from typing import Final, final
 
 from librt.vecs import append, vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..page_rows import LINKS, LOW_MASK, ROW_WORDS, PageRows
 from ..victim_queue import NO_VICTIM, ContentKeys
@@ -56,7 +56,6 @@ _USES_BITS: Final = 6
 
 
 @final
-@mypyc_attr(native_class=True)
 class LearnedQueue(RequestRuns):
     __slots__ = ("_keys",)
 

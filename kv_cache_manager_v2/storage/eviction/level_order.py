@@ -6,7 +6,7 @@ pages before others, then by value, or by age while recency is to choose what is
 
 from typing import Final, final
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ..page_rows import PageRows
 from .hazard_model import NUM_BUCKETS
@@ -19,7 +19,6 @@ NEVER: Final = -1
 
 
 @final
-@mypyc_attr(native_class=True)
 class LevelOrder:
     """The pages are droppable ones, in their queues, but for `expect_return`."""
 

@@ -12,7 +12,7 @@ A page is in one place, so all queues of a storage share these notes.
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i32, i64, mypyc_attr
+from mypy_extensions import i32, i64
 
 from ...base.growing_arrays import fill_numbers, reserve_numbers
 from ..page_rows import PageRows, RowColumn
@@ -35,7 +35,6 @@ FIRST_BIT: Final = 1 << 13
 
 
 @final
-@mypyc_attr(native_class=True)
 class PageNotes(RowColumn):
     """`notes` may be replaced when a block is added: take a fresh alias after that."""
 

@@ -22,7 +22,7 @@ kept against recency, and not for nothing, stays, and wins back what was lost.
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i32, i64, mypyc_attr
+from mypy_extensions import i32, i64
 
 NUM_PARTS: Final = 4096
 """How far back it knows, a power of two: 64 times what fills the cache."""
@@ -42,7 +42,6 @@ _MOST_RISK: Final = 16
 
 
 @final
-@mypyc_attr(native_class=True)
 class RecencyShadow:
     """``num_pages`` would be there, those pushed since the part began left out; ``num_at_risk`` of them are gone.
 

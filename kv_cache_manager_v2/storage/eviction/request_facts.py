@@ -7,7 +7,7 @@ moved, one that is out of its window) has no request.
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from .segment_traits import NO_HINT
 
@@ -15,7 +15,6 @@ NO_REQUEST: Final = 0
 
 
 @final
-@mypyc_attr(native_class=True)
 class RequestFacts:
     __slots__ = ("serial", "num_blocks", "num_generated_blocks", "num_generated_tokens", "continues", "kinds", "_num_requests")
 

@@ -11,7 +11,7 @@ young segment.
 from typing import Final
 
 from librt.vecs import vec
-from mypy_extensions import i32, i64, mypyc_attr
+from mypy_extensions import i32, i64
 
 from ..page_rows import NO_PAGE, ONE_HOLD, PLACE, ROW_WORDS, PageRows, priority_of_place
 from ..victim_queue import NUM_PRIORITIES, ContentKeys
@@ -50,7 +50,6 @@ _NO_BLOCK: Final = -1
 _NO_CLASS: Final = -1
 
 
-@mypyc_attr(native_class=True)
 class RequestRuns(ValueLines):
     __slots__ = (
         "records", "_number", "_serial", "_num_blocks", "_length", "_num_new", "_path", "_last_block", "_block_before", "_num_parts",

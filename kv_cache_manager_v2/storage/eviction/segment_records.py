@@ -14,7 +14,7 @@ The clock counts pages of requests, hits included, on all levels.
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from .block_mates import BlockMates
 from .ghost_runs import GhostRuns
@@ -61,7 +61,6 @@ _PARTS_PER_CACHE: Final = 64
 
 
 @final
-@mypyc_attr(native_class=True)
 class Learning:
     """What all learned queues of a storage share."""
 
@@ -74,7 +73,6 @@ class Learning:
 
 
 @final
-@mypyc_attr(native_class=True)
 class SegmentRecords:
     """``clock``: pages of requests so far. Queues are numbered in the order of their levels."""
 

@@ -18,7 +18,7 @@ all cross it in the order of their age, so no call looks at all of them.
 from typing import Final, final
 
 from librt.vecs import append, vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from ...base.growing_arrays import reserve_up_to
 from .hazard_model import NUM_BUCKETS
@@ -58,7 +58,6 @@ _MOST_COMPARED: Final = 32
 
 
 @final
-@mypyc_attr(native_class=True)
 class SegmentTable:
     """`words` may be replaced by `add`: take a fresh alias after it. ``num_segments`` are in use, with ``num_pages`` and ``num_ghosts``."""
 

@@ -8,7 +8,7 @@ the first page of each is known, so a line that gets a segment ends in front of 
 from typing import Final
 
 from librt.vecs import vec
-from mypy_extensions import i32, i64, mypyc_attr
+from mypy_extensions import i32, i64
 
 from ..eviction_queue import EvictionQueue
 from ..page_links import join_rows, link_run, unlink_run
@@ -20,7 +20,6 @@ from .segment_table import COUNTS, KEY, LOW, PLACE, PRIORITY_SHIFT, SEGMENT_WORD
 _NO_ROW: Final = 0
 
 
-@mypyc_attr(native_class=True)
 class ValueLines(EvictionQueue):
     __slots__ = ("_table", "_notes", "heads", "_one")
 

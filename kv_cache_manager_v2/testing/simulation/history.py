@@ -4,7 +4,6 @@ import sys
 from collections.abc import Sequence
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ...device.port import Device
 from .scenario import Scenario
@@ -12,7 +11,6 @@ from .simulated_run import SimulatedRun
 
 
 @final
-@mypyc_attr(native_class=True)
 class History:
     """The result. ``position`` is that of the action that failed; None with an error: the end failed."""
 

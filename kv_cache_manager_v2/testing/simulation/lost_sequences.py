@@ -6,7 +6,6 @@ Until then the lost pages exist and must not be matched.
 from random import Random
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ...manager.kv_cache_manager import KVCacheManager
 from ...reuse.reuse_scope import ReuseScope
@@ -23,7 +22,6 @@ _SHARE_REWOUND: Final = 0.5
 
 
 @final
-@mypyc_attr(native_class=True)
 class LostSequences:
     __slots__ = ("_manager", "_model", "sequences")
 

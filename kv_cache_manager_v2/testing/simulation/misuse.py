@@ -5,7 +5,6 @@ from random import Random
 from typing import Any, Final, cast, final
 
 import numpy as np
-from mypy_extensions import mypyc_attr
 
 from ...base.errors import LogicError
 from ...manager.kv_cache_manager import KVCacheManager
@@ -14,7 +13,6 @@ from .simulated_sequence import SimulatedSequence
 
 
 @final
-@mypyc_attr(native_class=True)
 class _Attempt:
     """A method's name, its arguments, and the error that it must raise."""
 

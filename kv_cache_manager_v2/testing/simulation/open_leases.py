@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from random import Random
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ...manager.kv_cache_manager import KVCacheManager
 from ...manager.transfer_lease import TransferLease
@@ -16,7 +15,6 @@ _MAX_LEASES: Final = 4
 
 
 @final
-@mypyc_attr(native_class=True)
 class OpenLeases:
     __slots__ = ("_manager", "_model", "_streams", "_leases")
 

@@ -3,7 +3,6 @@
 from random import Random
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ...manager.committed_block_drop import CommittedBlockDrop
 from ...manager.kv_cache_manager import KVCacheManager
@@ -13,7 +12,6 @@ from .simulated_sequence import SimulatedSequence
 
 
 @final
-@mypyc_attr(native_class=True)
 class PlannedDrops:
     __slots__ = ("_plans",)
 

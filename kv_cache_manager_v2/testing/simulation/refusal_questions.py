@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ...manager.kv_cache import KVCache
 from ...storage.refusal import Refusal
@@ -13,7 +12,6 @@ from .simulated_sequence import SimulatedSequence
 
 
 @final
-@mypyc_attr(native_class=True)
 class Question:
     """An answer that the call must agree with."""
 

@@ -8,7 +8,6 @@ and it must be refused if they do not.
 from collections.abc import Sequence
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ...manager.kv_cache_manager import KVCacheManager
 from ..reference_model import ReferenceModel
@@ -17,7 +16,6 @@ from ..reference_room import SlotNeed
 
 
 @final
-@mypyc_attr(native_class=True)
 class RoomJudge:
     """The judge. Constant but for the model, which it asks."""
 

@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import Sequence
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ...config.layer_config import AttentionLayerConfig
 from ...config.manager_config import KVCacheManagerConfig
@@ -31,7 +30,6 @@ from .text_source import TextSource
 
 
 @final
-@mypyc_attr(native_class=True)
 class RunState:
     """``num_performed``: actions that had something to act on. ``num_refused``: calls refused for lack of slots."""
 

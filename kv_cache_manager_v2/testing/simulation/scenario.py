@@ -10,7 +10,6 @@ from dataclasses import replace
 from random import Random
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ...base.ids import LayerId
 from ...config.cache_tier_config import DiskCacheTierConfig, GpuCacheTierConfig, HostCacheTierConfig
@@ -87,7 +86,6 @@ _LIKELIHOODS: Final = {
 
 
 @final
-@mypyc_attr(native_class=True)
 class Action:
     __slots__ = ("kind", "number")
 
@@ -100,7 +98,6 @@ class Action:
 
 
 @final
-@mypyc_attr(native_class=True)
 class Scenario:
     """All that a seed decides. ``quota`` may have to grow before a manager accepts it."""
 

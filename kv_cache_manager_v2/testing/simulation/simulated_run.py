@@ -8,7 +8,6 @@ that the rules do not allow), `EventMismatch` (wrong events), or an error of the
 from random import Random
 from typing import Any, Final, final
 
-from mypy_extensions import mypyc_attr
 
 from ...base.errors import CorruptedError, StorageIOError
 from ...device.port import Device
@@ -32,7 +31,6 @@ from .steps import commit, step, step_batch
 
 
 @final
-@mypyc_attr(native_class=True)
 class SimulatedRun:
     """Performs actions; `finish` ends the history and checks that nothing is left over.
 

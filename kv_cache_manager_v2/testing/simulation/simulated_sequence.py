@@ -4,7 +4,6 @@ from typing import Final, final
 
 import numpy as np
 import numpy.typing as npt
-from mypy_extensions import mypyc_attr
 
 from ...base.ids import TokenIdExt
 from ...manager.kv_cache import KVCache
@@ -12,7 +11,6 @@ from ..reference_sequence import ReferenceSequence
 
 
 @final
-@mypyc_attr(native_class=True)
 class SimulatedSequence:
     """``text``: the computed tokens; ``to_compute`` follows. ``buffers``: the user's own, by layer group.
 

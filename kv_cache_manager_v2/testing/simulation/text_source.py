@@ -9,14 +9,12 @@ from random import Random
 from typing import Any, Final, final
 
 import numpy as np
-from mypy_extensions import mypyc_attr
 
 from ...base.ids import TokenIdExt
 from ..reference_tree import Text
 
 
 @final
-@mypyc_attr(native_class=True)
 class TextSource:
     """Keeps some of the prompts that it is given; everything is drawn from the given random numbers."""
 

@@ -10,7 +10,6 @@ from mypy_extensions import mypyc_attr
 from rawref import invalidate, seal, write_unraisable
 
 
-@mypyc_attr(native_class=True)
 class Closing:
     """Does what a target should: invalidates where it lets go."""
 
@@ -38,7 +37,7 @@ class Closing:
         self.__rawref__ = held
 
 
-@mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Forgetful:
     """Never invalidates. What it owns dies before and after its guard, in the order of the attributes."""
 
@@ -53,7 +52,6 @@ class Forgetful:
         self.after = None
 
 
-@mypyc_attr(native_class=True)
 class Rising:
     """Comes back from its own ``__del__``, once."""
 
@@ -72,7 +70,6 @@ class Rising:
         Rising.risen.append(self)
 
 
-@mypyc_attr(native_class=True)
 class Failing:
     """Raises in ``__del__``. Compiled, the collector goes on to the next object with that exception set."""
 
@@ -87,7 +84,6 @@ class Failing:
         raise ValueError("from a finalizer")
 
 
-@mypyc_attr(native_class=True)
 class Cautious:
     """Goes on in ``__del__`` whatever was raised before, and raises nothing itself."""
 
@@ -111,7 +107,6 @@ class Cautious:
             write_unraisable(error, "a place")
 
 
-@mypyc_attr(native_class=True)
 class Undeclared:
     """No attribute for rawref."""
 
@@ -123,7 +118,7 @@ class Undeclared:
         self.name = "undeclared"
 
 
-@mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Sealing:
     """Seals its subclasses."""
 
@@ -134,7 +129,6 @@ class Sealing:
         seal(cls)
 
 
-@mypyc_attr(native_class=True)
 class SealedWithoutArguments(Sealing):
     """(A docstring that begins with a bracket.)"""
 
@@ -148,7 +142,7 @@ class SealedWithoutArguments(Sealing):
         self.__rawref__ = None
 
 
-@mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Sealed(Sealing):
     """A plain attribute, a property of each kind, and a constructor."""
 
@@ -181,7 +175,6 @@ class Sealed(Sealing):
         invalidate(self)
 
 
-@mypyc_attr(native_class=True)
 class Linked:
     """One of millions, which the tests hide from the garbage collector."""
 
