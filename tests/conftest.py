@@ -45,6 +45,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Python hears of a signal in whatever runs next. Were that a callback of Hypothesis' about the collector, it would be lost there."""
+    gc.callbacks.clear()
+
+
 def pytest_report_header(config: pytest.Config) -> str:
     assert rawref.__file__ is not None
     package, extension = Path(build_mode.__file__).parent.parent, Path(rawref.__file__).parent

@@ -22,8 +22,9 @@ ENGINE = "kv_cache_manager_v2.testing"
 STEM = list(range(10, 24))
 """Three blocks of 4 tokens and a half: a prompt that goes on from it has a last block that is shared in part."""
 NUM_CUTS = 40
-NUM_PLACES = 24
-"""So many are tried of those where a call above a durable level can be interrupted."""
+NUM_PLACES = 48
+"""So many are tried of those where a call above a durable level can be interrupted. Those that break it lie side by side: of 24 twelve were
+hit where it is 39 % of all."""
 
 
 def in_destructor(frame: FrameType) -> bool:
@@ -261,7 +262,7 @@ def test_at_every_line(call: Callable[[Server], Callable[[], object]], caplog: p
 @pytest.mark.parametrize(
     ("call", "most_percent"),
     [
-        (create, 30), (resume, 42), (resize, 42), (small_step, 70), (commit, 85), (suspend, 75), (close, 42), (prefetch, 46), (clear, 90)
+        (create, 30), (resume, 36), (resize, 38), (small_step, 70), (commit, 85), (suspend, 75), (close, 46), (prefetch, 46), (clear, 90)
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )  # fmt: skip
