@@ -15,6 +15,7 @@ import pytest
 from small_models import BYTES_PER_TOKEN, attention_layers
 
 from kv_cache_manager_v2 import (
+    ColdPageCodec,
     Device,
     EvictionPolicy,
     GpuCacheTierConfig,
@@ -55,11 +56,14 @@ class Rank:
         event_manager: KVCacheEventManager | None = None,
         publish: Callable[[KVCacheManager], Any] | None = None,
         device: Device | None = None,
+        codec: ColdPageCodec | None = None,
         **settings: Any,
     ) -> None:
         self.config = shared_config() if config is None else config
         self.device = HostDevice() if device is None else device
-        self.manager = KVCacheManager(self.config, device=self.device, journal=journal, event_manager=event_manager)
+        self.manager = KVCacheManager(
+            self.config, device=self.device, journal=journal, event_manager=event_manager, cold_page_codec=codec
+        )
         self.engine = FakeEngine(self.config, self.device)
         if publish is not None:
             settings["publisher"] = publish(self.manager)
@@ -68,9 +72,9 @@ class Rank:
         self.level = SharedLevel(self.manager, store, model_id, write_policy=write_policy, **settings)
         self.num_computed = 0
 
-    def begin(self, text: list[int], scope: ReuseScope | None = None) -> RemoteRequest:
+    def begin(self, text: list[int], scope: ReuseScope | None = None, exact: bool = False) -> RemoteRequest:
         """A sequence for the prompt, without its last token, and its look-up."""
-        return self.level.look_up(self.manager.create_kv_cache(scope, text[:-1]))
+        return self.level.look_up(self.manager.create_kv_cache(scope, text[:-1], exact=exact))
 
     def settle(self) -> None:
         self.level.admit(self.level.remote_report())
@@ -113,9 +117,9 @@ class Rank:
         request.cancel_remote()
         kv_cache.close()
 
-    def run(self, text: list[int], scope: ReuseScope | None = None) -> int:
+    def run(self, text: list[int], scope: ReuseScope | None = None, exact: bool = False) -> int:
         """Serve a prompt; how many tokens came from the shared level."""
-        request = self.begin(text, scope)
+        request = self.begin(text, scope, exact)
         num_loaded = self.load(request)
         self.compute(request, text)
         return num_loaded

@@ -67,6 +67,7 @@ present ones where it said to keep them.
                 sink tokens
     REQUIRE     serial, layer group, count, ordinals,        returned True or False
                 result (0 / 1)
+    PACKED_WITH_LOSS  serial, first block                        a shared level has filled the blocks from there on
     DIGEST      8 bytes                                          every `DIGEST_EVERY` records, and at the end
 
 A hint says whether the sequence is expected to continue: 0 nothing is said, 1 it is, 2 it is not.
@@ -79,7 +80,7 @@ forgotten sequence.
 from typing import Final
 
 MAGIC: Final = b"KVCM"
-VERSION: Final = 45
+VERSION: Final = 46
 
 CREATE: Final = 1
 RESUME: Final = 2
@@ -121,6 +122,7 @@ PUBLISH_PLANNED: Final = 43
 TAKE: Final = 44
 RESIDENCY: Final = 45
 REQUIRE: Final = 46
+PACKED_WITH_LOSS: Final = 47
 
 RETAIN: Final = 0
 RELEASE: Final = 1
@@ -180,6 +182,7 @@ CALLS: Final[dict[int, tuple[str, str]]] = {
     TAKE: (".take_copies", "nn"),
     RESIDENCY: ("set_residency_window", "qnLn"),
     REQUIRE: ("require_blocks", "qnNr"),
+    PACKED_WITH_LOSS: (".mark_packed", "qn"),
 }
 """The table of calls: by operation the call that makes it again, and the fields of its record, a letter each.
 

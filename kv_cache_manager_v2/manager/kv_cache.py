@@ -30,7 +30,7 @@ from ..base.package_log import PackageLog
 from ..base.ranges import HalfOpenRange
 from ..journal.call_records import ASKED
 from ..journal.journal_format import (
-    BEAM_WIDTH, FORK, PREFETCH, REORDER, REQUIRE, RESERVE, RESIDENCY, RESUME, REWIND, SCRATCH, STOP, STREAM, SUSPEND,
+    BEAM_WIDTH, FORK, PACKED_WITH_LOSS, PREFETCH, REORDER, REQUIRE, RESERVE, RESIDENCY, RESUME, REWIND, SCRATCH, STOP, STREAM, SUSPEND,
 )  # fmt: skip
 from ..layout.scratch_desc import ScratchDesc
 from ..reuse.reuse_scope import ReuseScope
@@ -39,6 +39,7 @@ from ..sequence import commit as commit_steps
 from ..sequence import page_arrivals, prefetching, residency
 from ..sequence.beam_width import change_width
 from ..sequence.beams import reorder
+from ..sequence.committed_pages import mark_packed
 from ..sequence.fork import try_fork
 from ..sequence.lease_blocks import lease_blocks
 from ..sequence.matched_tokens import MatchedTokens
@@ -948,6 +949,14 @@ class KVCache(Handle):
             require_committing(self._state, call)
             require_one_beam(self._state, call, BEAMS_COMMIT)
             validate_given(self._state, num_tokens, capacity)
+
+    def _mark_packed(self, first_block: int) -> None:
+        """Its blocks from there on were filled with pages that had been packed with loss."""
+        state = self._state
+        with state.shared.guard as journal:
+            require_committing(state, "_mark_packed")
+            mark_packed(state, first_block)
+            journal.record(PACKED_WITH_LOSS, state.request.serial, first_block)
 
     def _refusal_text(self) -> str:
         refusal = self._state.shared.storage.last_refusal

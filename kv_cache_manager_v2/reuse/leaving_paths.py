@@ -139,7 +139,7 @@ class LeavingPaths(DropWatch):
             index = level_of_place(place) * tree.storage.num_pool_groups + tree.storage.pool_group_of[life_cycle]
             slot: i64 = path.slots[position]
             head: i64 = self._heads[life_cycle]
-            self._out.add(index, place & LOW_MASK, self._address + slot * self._stride + head)
+            self._out.add(index, place & LOW_MASK, self._address + slot * self._stride + head, row)
         del self.free[len(self.free) - count :]
         self.paths.append(path)
         self._out.enqueue()

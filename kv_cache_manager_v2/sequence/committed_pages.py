@@ -87,11 +87,21 @@ def copy_committed(
             target: i64 = targets[position]
             life_cycle = page % num_life_cycles
             head: i64 = heads[life_cycle]
-            out.add(shared.storage.pool_group_of[life_cycle], found.slots[position], address + target * stride + head)
+            out.add(shared.storage.pool_group_of[life_cycle], found.slots[position], address + target * stride + head, found.rows[position])
     except BaseException:
         out.discard()
         raise
     out.enqueue()
+
+
+def mark_packed(state: SequenceState, begin: i64) -> None:
+    """The pages of the blocks from ``begin`` on, and the recurrent state, have come from elsewhere, packed with loss."""
+    unpacked = state.shared.storage.unpacked
+    for life_cycle in range(state.shared.num_life_cycles):
+        for ordinal in range(begin, state.num_blocks):
+            if state.has_page(life_cycle, ordinal):
+                unpacked.add(int(state.blocks[ordinal].first_page + life_cycle))
+    unpacked.update([int(block.first_page + state.shared.state_life_cycle) for block in state.recurrent.state_blocks])
 
 
 def pack_blocks(state: SequenceState, begin: i64, end: i64) -> bytes:

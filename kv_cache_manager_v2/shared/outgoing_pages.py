@@ -49,7 +49,7 @@ class OutgoingPages:
         self._leaving: LeavingPaths | None = None
         self.free: Final = staging.take(staging.num_free)
         with self._shared.guard:
-            self._out: Final = PagesOut(self._shared.storage)
+            self._out: Final = PagesOut(self._shared.storage, self._shared.traffic.mover.packer)
 
     def __len__(self) -> int:
         return len(self._outgoing)

@@ -29,8 +29,9 @@ from ..base.package_log import PackageLog
 from ..config.manager_config import KVCacheManagerConfig
 from ..config.model_id import ModelId
 from ..device.checksum import require_xxhash
+from ..device.cold_page_codec import ColdPageCodec
 from ..layout.registry import LifeCycleRegistry
-from ..layout.slot_layout import SlotLayout, compute_slot_layout
+from ..layout.slot_layout import SlotLayout
 from ..manager.durable_opening import describe_identity, describe_layout
 from ..manager.kv_cache import KVCache, SequenceStatus
 from ..manager.kv_cache_manager import KVCacheManager
@@ -105,11 +106,11 @@ class SharedLevel(SharedSource):
         require_xxhash()
         config = manager.init_config
         life_cycles = LifeCycleRegistry(config)
-        layout = compute_slot_layout(config, life_cycles)
+        layout = manager._shared.storage.layout
         self._manager: Final = manager
         self._write_policy: Final = write_policy
         self._pool_group_of: Final = [int(group) for group in layout.pool_group_indices]
-        self._layouts: Final = _lay_out_records(model_id, config, layout, self._pool_group_of, key)
+        self._layouts: Final = _lay_out_records(model_id, config, layout, manager.cold_page_codec, key)
         slot_bytes = max([record.num_bytes for record in self._layouts])
         for name, num_bytes in (("load_bytes", load_bytes), ("store_bytes", store_bytes)):
             if to_count(num_bytes, name) < round_up(slot_bytes):
@@ -177,7 +178,7 @@ class SharedLevel(SharedSource):
 
         For a sequence that has just been made with `input_tokens`; `LogicError` for a closed one. Scopes with a ``lora_id`` are not
         shared, as the id of an adapter names nothing in another process: then the answer is 0 at once, as it is for a recurrent state that
-        is behind its sequence.
+        is behind its sequence, and for an ``exact`` sequence where a codec packs with loss.
         """
         self.require_usable()
         to_instance(kv_cache, KVCache, "kv_cache")
@@ -261,9 +262,10 @@ class SharedLevel(SharedSource):
             self._known.forget_endpoint(self._workers.begun_anew.popleft())
 
     def _find_tokens(self, kv_cache: KVCache) -> bytes | list[TokenIdExt] | None:
-        """Of the sequence's prompt; None where it has no whole block behind what it matched, or is of an epoch that has ended."""
+        """Of the sequence's prompt; None where it has no whole block behind what it matched, refuses pages that were packed with loss, or
+        is of an epoch that has ended."""
         state = kv_cache._state_for_batch()
-        given = None if state.tail.is_retired else state.request.given
+        given = None if state.tail.is_retired or state.request.is_exact else state.request.given
         if given is None or given.num_tokens // self.block_tokens <= kv_cache.num_committed_tokens // self.block_tokens:
             return None
         tokens: Any = given.share()
@@ -435,7 +437,13 @@ class SharedLevel(SharedSource):
             copies = PageCopies(
                 self._manager.device, self._loads, self._layouts, self._pool_group_of, self._manager.pool_group_descs
             )
-            copies.enqueue(kv_cache.cuda_stream, pages, slots)
+            codec = self._manager.cold_page_codec
+            if codec is None:
+                copies.enqueue(kv_cache.cuda_stream, pages, slots)
+            else:
+                copies.unpack(kv_cache.cuda_stream, pages, slots, codec, self._manager._shared.storage.layout.slot_variants())
+                if not codec.is_lossless:
+                    kv_cache._mark_packed(begin)
             # A length that needs no page has no slots either, which would wait for the copies.
             copy = EnqueuedCopy(self._manager.device, kv_cache.cuda_stream) if len(operation.slots) > 0 else None
             kv_cache.commit_input(num_blocks * self.block_tokens - kv_cache.num_committed_tokens)
@@ -553,10 +561,6 @@ def _validate(
         raise ValueError(f"write_policy is {write_policy!r}; it is one of {', '.join(WRITE_POLICIES)}")
     manager._require_open()
     manager._addresses.require_memory("SharedLevel()")
-    if manager.cold_page_codec is not None:
-        raise ValueError(
-            "the manager has a cold_page_codec, and pages are shared as kernels wrote them: make it without a codec, or share nothing"
-        )
     if write_policy == ON_EVICTION:
         _require_memory_levels(manager)
     if publisher is not None and not to_instance(publisher, KVCacheEventPublisher, "publisher")._follows(manager.event_manager):
@@ -565,13 +569,15 @@ def _validate(
 
 
 def _lay_out_records(
-    model_id: ModelId, config: KVCacheManagerConfig, layout: SlotLayout, pool_groups: list[int], key: bytes | None
+    model_id: ModelId, config: KVCacheManagerConfig, layout: SlotLayout, codec: ColdPageCodec | None, key: bytes | None
 ) -> list[RecordLayout]:
     """By life cycle."""
-    identity = describe_identity_bytes(describe_identity(model_id, config), describe_layout(layout))
+    pages = layout.slot_variants()
+    sizes = [sum(page.slot_size_list) if codec is None else int(codec.cold_bytes(page)) for page in pages]
+    described = describe_layout(layout, 0 if codec is None else 1)
+    identity = describe_identity_bytes(describe_identity(model_id, config, None if codec is None else codec.identity), described)
     return [
-        RecordLayout(identity, life_cycle, layout.slot_bytes_total(group), config.tokens_per_block, key)
-        for life_cycle, group in enumerate(pool_groups)
+        RecordLayout(identity, life_cycle, num_bytes, config.tokens_per_block, key) for life_cycle, num_bytes in enumerate(sizes)
     ]
 
 

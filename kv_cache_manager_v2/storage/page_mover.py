@@ -29,7 +29,7 @@ class PageMover:
 
     __slots__ = (
         "_device", "_order", "_pool_groups", "_num_pool_groups", "_num_levels", "_timelines", "_streams", "_bounce",
-        "_packer", "_times",
+        "packer", "_times",
     )  # fmt: skip
 
     def __init__(
@@ -50,7 +50,7 @@ class PageMover:
         """By source level * number of levels + target level."""
         self._streams: Final[list[int]] = []
         self._bounce: Final = BounceSlots(device, packer)
-        self._packer: Final = packer
+        self.packer: Final = packer
         self._times: TransferTimes | None = None
         """None: transfers are not timed."""
 
@@ -85,7 +85,7 @@ class PageMover:
         times = self._times if source_level != target_level else None
         timer = NO_TIMER if times is None else times.start(stream, source_level, target_level)
         try:
-            packer = self._packer
+            packer = self.packer
             if packer is None or (source_level == 0) == (target_level == 0):
                 for pool in range(len(source.slot_bytes)):
                     num_bytes = source.slot_bytes[pool]
@@ -157,7 +157,7 @@ class PageMover:
         stream = self._order.stream_of(timeline)
         try:
             waits = verify and low.tier == CacheTier.DISK
-            if self._packer is not None:
+            if self.packer is not None:
                 self._bounce.swap_packed(stream, pool_group, low, low_slot, high, high_slot, waits, rising, sinking)
             else:
                 self._bounce.swap(stream, pool_group, low, low_slot, high, high_slot, waits)
@@ -182,8 +182,8 @@ class PageMover:
         while len(self._streams) > 0:
             self._device.destroy_stream(self._streams.pop())
         self._bounce.close()
-        if self._packer is not None:
-            self._packer.close()
+        if self.packer is not None:
+            self.packer.close()
 
 
 def _list_addresses(base: i64, slots: vec[i64], num_bytes: i64, count: i64) -> vec[i64]:

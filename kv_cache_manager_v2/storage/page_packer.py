@@ -68,13 +68,14 @@ def lay_out_slots(config: KVCacheManagerConfig, registry: LifeCycleRegistry, cod
 class PagePacker:
     """Owns its staging slots, from `open_staging` until `close`."""
 
-    __slots__ = ("_codec", "_device", "_variants", "_rows", "_staging")
+    __slots__ = ("_codec", "_device", "_variants", "_sizes", "_rows", "_staging")
 
     def __init__(self, codec: ColdPageCodec, device: Device, layout: SlotLayout, rows: PageRows) -> None:
         self._codec: Final = codec
         self._device: Final = device
         self._variants: Final[list[SlotDescVariant]] = layout.slot_variants()
         """By life cycle."""
+        self._sizes: Final = [int(codec.cold_bytes(page)) for page in self._variants]
         self._rows: Final = rows
         self._staging: Final[dict[int, MemoryRange]] = {}
         """By level, upwards as the number and downwards as its negative."""
@@ -123,6 +124,11 @@ class PagePacker:
         batch.src_addresses = sources
         batch.count = len(targets)
         self._device.copy_batch(stream, batch)
+
+    def packed_bytes(self, page: i64) -> i64:
+        """Bytes of that page as it is packed; a slot may have more."""
+        size: i64 = self._sizes[(page - self._rows.first_page_of_blocks) % self._rows.num_life_cycles]
+        return size
 
     def open_staging(self, level: int, slot_bytes: int) -> None:
         """Get the staging slots of a disk level, of which the largest slot has so many bytes. An error leaves what `close` releases."""

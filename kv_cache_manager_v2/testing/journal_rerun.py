@@ -296,6 +296,9 @@ class _Rerun:
             raise JournalError(f"byte {self.reader.position}: sequence {self.serial} was not given {begin + count} tokens")
         kv_cache.commit(tokens + more)
 
+    def mark_packed(self, kv_cache: KVCache, first_block: int) -> None:
+        kv_cache._mark_packed(first_block)
+
     def commit_last(self, kv_cache: KVCache, tokens: list[int | bytes]) -> None:
         kv_cache.commit(tokens, is_end=True)
 
