@@ -52,9 +52,7 @@ def _let_init_run_once(handle_class: Any) -> None:
     @wraps(init)
     def init_once(self: object, *args: object, **keywords: object) -> None:
         if type(self) is handle_class and any([hasattr(self, name) for name in slots]):
-            raise TypeError(
-                f"a {handle_class.__name__} is made once, and this one is: __init__ cannot be called again; make another one"
-            )
+            raise TypeError(f"a {handle_class.__name__} is made once, and this one is: __init__ cannot be called again; make another one")
         init(self, *args, **keywords)
 
     handle_class.__init__ = init_once

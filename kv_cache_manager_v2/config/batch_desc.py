@@ -20,9 +20,7 @@ class KVCacheDesc(ConfigValue):
         take_int(self, "capacity", "KVCacheDesc.capacity", 0)
         take_int(self, "history_length", "KVCacheDesc.history_length", 0)
         if self.history_length > self.capacity:
-            raise ValueError(
-                f"KVCacheDesc.history_length is {self.history_length}, more than its capacity {self.capacity}"
-            )
+            raise ValueError(f"KVCacheDesc.history_length is {self.history_length}, more than its capacity {self.capacity}")
 
 
 @dataclass(frozen=True)

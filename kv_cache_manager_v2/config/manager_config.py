@@ -223,9 +223,7 @@ def _to_cache_tiers(cache_tiers: Sequence[CacheTierConfig]) -> tuple[CacheTierCo
                 "ExternalCacheTierConfig"
             )
         if level > 0 and item.tier < tiers[-1].tier:
-            raise ValueError(
-                f"cache_tiers[{level}] is {item.tier.name} behind {tiers[-1].tier.name}; order tiers from warm to cold"
-            )
+            raise ValueError(f"cache_tiers[{level}] is {item.tier.name} behind {tiers[-1].tier.name}; order tiers from warm to cold")
         if not isinstance(item, (GpuCacheTierConfig, ExternalCacheTierConfig)) and item.min_reuse_probability > 0.0:
             policy = tiers[-1].eviction_policy
             if policy is not EvictionPolicy.LEARNED:
@@ -252,9 +250,7 @@ def _to_layers(layers: Sequence[LayerConfig], tokens_per_block: int) -> tuple[La
         elif isinstance(item, SsmLayerConfig):
             same_kind, kind = state_ids, "SsmLayerConfig"
         else:
-            raise TypeError(
-                f"layers[{index}] must be an AttentionLayerConfig or SsmLayerConfig, not {type(item).__name__}"
-            )
+            raise TypeError(f"layers[{index}] must be an AttentionLayerConfig or SsmLayerConfig, not {type(item).__name__}")
         if item.layer_id in same_kind:
             raise ValueError(f"layers[{index}] is the second {kind} with layer_id {item.layer_id}")
         same_kind.add(item.layer_id)

@@ -59,6 +59,4 @@ class RetentionConfig(ConfigValue):
         items = [to_instance(item, TokenRangeRetention, f"RetentionConfig.ranges[{index}]") for index, item in enumerate(given)]
         object.__setattr__(self, "ranges", tuple(items))
         take_optional_int(self, "generated_priority", "RetentionConfig.generated_priority", 0, MAX_PRIORITY)
-        take_optional_float(
-            self, "generated_duration_seconds", "RetentionConfig.generated_duration_seconds", 0, MAX_DURATION_SECONDS
-        )
+        take_optional_float(self, "generated_duration_seconds", "RetentionConfig.generated_duration_seconds", 0, MAX_DURATION_SECONDS)

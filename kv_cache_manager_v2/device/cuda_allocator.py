@@ -22,10 +22,7 @@ _logger: Final = PackageLog(__name__)
 FILE_DESCRIPTOR: Final = "file_descriptor"
 FABRIC: Final = "fabric"
 
-_HANDLE_TYPES: Final = {
-    FILE_DESCRIPTOR: "CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR",
-    FABRIC: "CU_MEM_HANDLE_TYPE_FABRIC",
-}
+_HANDLE_TYPES: Final = {FILE_DESCRIPTOR: "CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR", FABRIC: "CU_MEM_HANDLE_TYPE_FABRIC"}
 _HANDLE_ATTRIBUTES: Final = {
     FILE_DESCRIPTOR: "CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED",
     FABRIC: "CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED",
@@ -157,9 +154,7 @@ def _choose_handle_type(driver: CudaDriver, ordinal: int, device: Any, exportabl
     if name is None:
         raise ValueError(f"exportable_as is {exportable_as!r}: it must be None, {' or '.join(map(repr, _HANDLE_TYPES))}")
     if driver.device_attribute(_HANDLE_ATTRIBUTES[exportable_as], device) == 0:
-        raise LogicError(
-            f"exportable_as={exportable_as!r}, but cuda:{ordinal} or its driver has no such handles; choose another, or None"
-        )
+        raise LogicError(f"exportable_as={exportable_as!r}, but cuda:{ordinal} or its driver has no such handles; choose another, or None")
     return getattr(driver.module.CUmemAllocationHandleType, name)
 
 
@@ -167,8 +162,7 @@ def _require_peer(driver: CudaDriver, ordinal: int, device: Any, peer: int) -> N
     num_devices: int = driver.call("cuDeviceGetCount")
     if peer < 0 or peer >= num_devices or peer == ordinal:
         raise ValueError(
-            f"peers has {peer}: a peer of cuda:{ordinal} is another of the {num_devices} GPUs that the driver sees,"
-            " counted from 0"
+            f"peers has {peer}: a peer of cuda:{ordinal} is another of the {num_devices} GPUs that the driver sees, counted from 0"
         )
     if not driver.call("cuDeviceCanAccessPeer", driver.call("cuDeviceGet", peer), device):
         raise LogicError(f"peers has {peer}, but cuda:{peer} cannot access the memory of cuda:{ordinal}; leave it out")

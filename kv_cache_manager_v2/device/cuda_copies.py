@@ -44,23 +44,13 @@ class CudaCopies:
         self._enqueue_pieces(stream)
 
     def enqueue(
-        self,
-        stream: int,
-        dst_tier: CacheTier,
-        src_tier: CacheTier,
-        dst_addresses: list[int],
-        src_addresses: list[int],
-        sizes: list[int],
+        self, stream: int, dst_tier: CacheTier, src_tier: CacheTier, dst_addresses: list[int], src_addresses: list[int], sizes: list[int]
     ) -> None:
         """Enqueue ``dst_addresses[i] <- src_addresses[i]``, ``sizes[i]`` bytes each; at least one."""
-        self._cut(
-            dst_tier, src_tier, vec[i64](dst_addresses), vec[i64](src_addresses), vec[i64](sizes), len(sizes)
-        )
+        self._cut(dst_tier, src_tier, vec[i64](dst_addresses), vec[i64](src_addresses), vec[i64](sizes), len(sizes))
         self._enqueue_pieces(stream)
 
-    def _cut(
-        self, dst_tier: CacheTier, src_tier: CacheTier, dsts: vec[i64], srcs: vec[i64], sizes: vec[i64], count: i64
-    ) -> None:
+    def _cut(self, dst_tier: CacheTier, src_tier: CacheTier, dsts: vec[i64], srcs: vec[i64], sizes: vec[i64], count: i64) -> None:
         """Fill the arrays with these copies, cut at the borders of allocations. The last copy's allocation is tried first."""
         arrays = self._arrays
         arrays.clear()
@@ -100,9 +90,7 @@ class CudaCopies:
             self._batch_copy = None
         for index in range(arrays.count):
             try:
-                self._driver.call(
-                    "cuMemcpyAsync", int(arrays.dst(index)), int(arrays.src(index)), int(arrays.num_bytes(index)), stream
-                )
+                self._driver.call("cuMemcpyAsync", int(arrays.dst(index)), int(arrays.src(index)), int(arrays.num_bytes(index)), stream)
             except CudaError as error:
                 if index == 0:
                     raise

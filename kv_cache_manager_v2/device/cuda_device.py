@@ -41,7 +41,6 @@ from .wakeup import Wakeup
 import ctypes
 
 
-
 _wakeups: Final[dict[int, Wakeup]] = {}
 _functions: Final[list[Any]] = []
 """At most one: made with the first call."""
@@ -105,8 +104,7 @@ def _validate_sizes(
         raise ValueError(f"chunk_bytes is {chunk_bytes}: it must be a power of two")
     if max_registration_bytes < granularity_bytes or max_registration_bytes % granularity_bytes != 0:
         raise ValueError(
-            f"max_registration_bytes is {max_registration_bytes}: it must be a multiple of the granularity,"
-            f" {granularity_bytes}"
+            f"max_registration_bytes is {max_registration_bytes}: it must be a multiple of the granularity, {granularity_bytes}"
         )
     if num_disk_threads < 1:
         raise ValueError(f"num_disk_threads is {num_disk_threads}: it must be at least 1")

@@ -121,9 +121,7 @@ class CudaDisk:
             with self._context:
                 if self._watch is None:
                     self._watch = _ContextWatch(self._driver, self._context)
-                self._staging = CudaStaging(
-                    self._driver, self._host_memory, self._num_staging_slots, self._streams_may_wait
-                )
+                self._staging = CudaStaging(self._driver, self._host_memory, self._num_staging_slots, self._streams_may_wait)
             self._workers.watch = self._watch
 
     # -- copies -------------------------------------------------------------------------------------------------------
@@ -231,13 +229,9 @@ class CudaDisk:
                 sizes.append(extent.sizes[piece])
                 address += extent.sizes[piece]
         if from_gpu:
-            self._copies.enqueue(
-                stream, CacheTier.HOST_MEM, CacheTier.GPU_MEM, staging_addresses, gpu_addresses, sizes
-            )
+            self._copies.enqueue(stream, CacheTier.HOST_MEM, CacheTier.GPU_MEM, staging_addresses, gpu_addresses, sizes)
         else:
-            self._copies.enqueue(
-                stream, CacheTier.GPU_MEM, CacheTier.HOST_MEM, gpu_addresses, staging_addresses, sizes
-            )
+            self._copies.enqueue(stream, CacheTier.GPU_MEM, CacheTier.HOST_MEM, gpu_addresses, staging_addresses, sizes)
 
     def _raise_behind(self, stream: int) -> list[CudaFlag]:
         """Flags that the stream raises after all work enqueued so far; none if that work is done on return."""

@@ -57,9 +57,7 @@ def load_driver_module() -> Any:
     try:
         return importlib.import_module(_DRIVER_MODULE)
     except ImportError as error:
-        raise CudaError(
-            f"cannot import {_DRIVER_MODULE}: {error}; pip install cuda-python, or use the host device"
-        ) from error
+        raise CudaError(f"cannot import {_DRIVER_MODULE}: {error}; pip install cuda-python, or use the host device") from error
 
 
 def find_cuda_obstacle(driver_module: Any = None) -> str:

@@ -113,12 +113,7 @@ class CudaKernel(Handle):
         return self._is_closed
 
     def launch(
-        self,
-        stream: int,
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
-        args: Sequence[Any],
-        shared_bytes: int = 0,
+        self, stream: int, grid: tuple[int, int, int], block: tuple[int, int, int], args: Sequence[Any], shared_bytes: int = 0
     ) -> None:
         """Enqueue ``grid`` x ``block`` threads. Each of ``args`` is a ctypes value of the parameter's type, as in
         ``ctypes.c_uint64(address)``; their values are read before this returns.

@@ -55,9 +55,7 @@ class CudaMemory:
 
     __slots__ = ("granularity_bytes", "_driver", "_allocator", "_max_chunk_bytes", "_addresses", "_chunks", "_unreleased")
 
-    def __init__(
-        self, driver: CudaDriver, allocator: CudaAllocator, min_granularity_bytes: int, max_chunk_bytes: int
-    ) -> None:
+    def __init__(self, driver: CudaDriver, allocator: CudaAllocator, min_granularity_bytes: int, max_chunk_bytes: int) -> None:
         """``min_granularity_bytes`` and ``max_chunk_bytes`` are powers of two."""
         self._driver: Final = driver
         self._allocator: Final = allocator

@@ -35,9 +35,7 @@ class CudaStaging:
 
     __slots__ = ("flags", "slots", "_host_memory", "_address", "_num_bytes", "_next")
 
-    def __init__(
-        self, driver: CudaDriver, host_memory: CudaHostMemory, num_slots: int, streams_may_wait: bool
-    ) -> None:
+    def __init__(self, driver: CudaDriver, host_memory: CudaHostMemory, num_slots: int, streams_may_wait: bool) -> None:
         num_bytes = num_slots * STAGING_SLOT_BYTES + PAGE_BYTES
         address = reserve_addresses(num_bytes, PAGE_BYTES)
         is_mapped = False

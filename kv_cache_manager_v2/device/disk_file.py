@@ -60,8 +60,7 @@ class DiskFile:
                 way_out = "it is a file: name a folder" if os.path.exists(path) else "create it first"
                 raise ValueError(f"there is no folder {path!r} for the files of the DISK tier; {way_out}") from error
             raise StorageIOError(
-                f"cannot create a file of the DISK tier in {path}: {error}; check the folder's permissions, or choose"
-                " another one",
+                f"cannot create a file of the DISK tier in {path}: {error}; check the folder's permissions, or choose another one",
                 path,
                 address,
             ) from error
@@ -104,9 +103,7 @@ class DiskFile:
                     f"no room for {num_bytes} bytes of the DISK tier in {error.filename or self.path}: {error.strerror};"
                     f" {self._describe_free_bytes()} are free; lower the tier's quota, or {_way_out(error.errno)}"
                 ) from error
-            raise self.make_error(
-                f"cannot grow the file by {num_bytes} bytes", address, num_bytes, True, error
-            ) from error
+            raise self.make_error(f"cannot grow the file by {num_bytes} bytes", address, num_bytes, True, error) from error
 
     def discard(self, address: int, num_bytes: int, mapped: IntervalSet) -> None:
         """Free the space of these bytes. ``mapped``: the file's mapped bytes, these included."""
@@ -122,9 +119,7 @@ class DiskFile:
         try:
             self.files.discard(self.file, offset, num_bytes, is_last)
         except OSError as error:
-            raise self.make_error(
-                f"cannot free {num_bytes} bytes of the file", address, num_bytes, True, error
-            ) from error
+            raise self.make_error(f"cannot free {num_bytes} bytes of the file", address, num_bytes, True, error) from error
 
     def begins_unit(self, address: int) -> bool:
         """Whether the bytes before that address may lie in another folder."""
@@ -143,17 +138,11 @@ class DiskFile:
             # It is closed nevertheless, and its bytes are no longer needed.
             _logger.warning("closing a file of the DISK tier in %s: %s", self.path, error)
 
-    def make_error(
-        self, what: str, address: int, num_bytes: int, is_write: bool, reason: OSError | str
-    ) -> StorageIOError:
+    def make_error(self, what: str, address: int, num_bytes: int, is_write: bool, reason: OSError | str) -> StorageIOError:
         text = reason if isinstance(reason, str) else f"{os.strerror(reason.errno or 0)} (errno {reason.errno})"
         path = self.path_at(address)
         return StorageIOError(
-            f"{what} of the DISK tier in {path} at offset {address - self.address}: {text}",
-            path,
-            address,
-            num_bytes,
-            is_write,
+            f"{what} of the DISK tier in {path} at offset {address - self.address}: {text}", path, address, num_bytes, is_write
         )
 
     def _describe_free_bytes(self) -> str:

@@ -144,9 +144,7 @@ class DiskJob:
             first = self._sources[0]
             end = max([source.address + source.num_bytes for source in self._sources])
             beg = min([source.address for source in self._sources])
-            self.read_error = first.file.make_error(
-                f"copies from {end - beg} bytes were not made", beg, end - beg, False, reason
-            )
+            self.read_error = first.file.make_error(f"copies from {end - beg} bytes were not made", beg, end - beg, False, reason)
 
     def run_task(self, index: int, transfers: DiskTransfers, staging: StagingMemory) -> list[StorageIOError]:
         """Run one task, on any thread; returns its errors."""

@@ -71,9 +71,7 @@ class DiskTransfers:
         self.rescued.lose(extent.address, extent.num_bytes)
         if extent.file.watch is not None:
             fail_write(extent, extent.file.watch)
-        return extent.file.make_error(
-            f"{extent.num_bytes} bytes were never written", extent.address, extent.num_bytes, True, reason
-        )
+        return extent.file.make_error(f"{extent.num_bytes} bytes were never written", extent.address, extent.num_bytes, True, reason)
 
     def write(self, extent: DiskExtent) -> StorageIOError | None:
         """Write an extent. Bytes that the disk does not accept are kept in memory."""
@@ -93,18 +91,14 @@ class DiskTransfers:
         for index in range(len(lost.addresses)):
             self.rescued.keep(address, lost.addresses[index], lost.sizes[index])
             address += lost.sizes[index]
-        return extent.file.make_error(
-            f"cannot write {extent.num_bytes} bytes", extent.address, extent.num_bytes, True, reason
-        )
+        return extent.file.make_error(f"cannot write {extent.num_bytes} bytes", extent.address, extent.num_bytes, True, reason)
 
 
 def _read(extent: DiskExtent) -> StorageIOError | None:
     moved, reason = _transfer(extent, False)
     if moved == extent.num_bytes:
         return None
-    return extent.file.make_error(
-        f"cannot read {extent.num_bytes} bytes", extent.address, extent.num_bytes, False, reason
-    )
+    return extent.file.make_error(f"cannot read {extent.num_bytes} bytes", extent.address, extent.num_bytes, False, reason)
 
 
 def _transfer(extent: DiskExtent, is_write: bool) -> tuple[int, str]:

@@ -70,12 +70,7 @@ _EXTENT_BYTES: Final = 8
 
 
 def make_capsule(
-    address: int,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    dtype: str,
-    device: tuple[int, int],
-    is_versioned: bool,
+    address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, device: tuple[int, int], is_versioned: bool
 ) -> Any:
     """A capsule for one consumer; ``strides`` in items. The memory must outlive every tensor made from it."""
     code, bits = DTYPES[dtype]

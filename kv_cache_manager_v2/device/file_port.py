@@ -59,9 +59,7 @@ class FilePort(Handle, metaclass=ABCMeta):
         raise NotImplementedError("FilePort.free_bytes is for subclasses to define")
 
     @abstractmethod
-    def transfer(
-        self, file: int, is_write: bool, addresses: Sequence[int], sizes: Sequence[int], offset: int
-    ) -> int:
+    def transfer(self, file: int, is_write: bool, addresses: Sequence[int], sizes: Sequence[int], offset: int) -> int:
         """Read one piece of the file into several pieces of memory, one after another, or write it from them.
 
         Returns how many bytes were moved, perhaps fewer than requested. At most `MAX_MEMORY_PIECES`. Releases the GIL

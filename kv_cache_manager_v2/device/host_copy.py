@@ -32,13 +32,7 @@ class _Span:
     """Memory at a raw address, for `numpy.asarray`."""
 
     def __init__(self, address: int, shape: int, item_type: str, stride: int) -> None:
-        self.__array_interface__ = {
-            "version": 3,
-            "data": (address, False),
-            "shape": (shape,),
-            "typestr": item_type,
-            "strides": (stride,),
-        }
+        self.__array_interface__ = {"version": 3, "data": (address, False), "shape": (shape,), "typestr": item_type, "strides": (stride,)}
 
 
 def copy_in_host_memory(batch: CopyBatch) -> None:

@@ -30,11 +30,7 @@ from .disk_plan import plan_job
 from .file_port import FilePort
 from .handle_table import HandleTable
 from .host_copy import copy_in_host_memory
-from .host_memory import (
-    PAGE_BYTES,
-    commit_memory,
-    decommit_memory,
-)
+from .host_memory import PAGE_BYTES, commit_memory, decommit_memory
 from .host_streams import HostStreams
 from .host_timers import HostTimers
 from .monotonic_clock import MonotonicClock
@@ -75,9 +71,7 @@ class HostDevice(RangedDevice):
     ) -> None:
         granularity = int(to_count(granularity_bytes, "granularity_bytes"))
         if granularity < PAGE_BYTES or granularity & (granularity - 1) != 0:
-            raise ValueError(
-                f"granularity_bytes is {granularity}: it must be a power of two and at least a page, {PAGE_BYTES}"
-            )
+            raise ValueError(f"granularity_bytes is {granularity}: it must be a power of two and at least a page, {PAGE_BYTES}")
         num_threads = int(to_int_within(num_disk_threads, "num_disk_threads", 1, _MOST_DISK_THREADS))
         if files is not None and not isinstance(files, FilePort):
             raise TypeError(f"files must be a FilePort or None, not {type(files).__name__}")
@@ -132,9 +126,7 @@ class HostDevice(RangedDevice):
     def destroy_stream(self, stream: int) -> None:
         self._require_open()
         if stream == _DEFAULT_STREAM:
-            raise LogicError(
-                "stream 0 is the default stream, which belongs to the device; destroy streams of create_stream only"
-            )
+            raise LogicError("stream 0 is the default stream, which belongs to the device; destroy streams of create_stream only")
         self._streams.free(stream)
         self._pending.forget_stream(stream)
 

@@ -20,9 +20,7 @@ class MemoryRange(Handle):
 
     __slots__ = ("_device", "_tier", "_granularity_bytes", "_max_bytes", "_address", "_mapped_bytes", "_is_closed")
 
-    def __init__(
-        self, device: Device, tier: CacheTier, max_bytes: int, path: str | None = None, watch: SlotWatch | None = None
-    ) -> None:
+    def __init__(self, device: Device, tier: CacheTier, max_bytes: int, path: str | None = None, watch: SlotWatch | None = None) -> None:
         """``path``: the folder of the range's file, for the DISK tier and for no other; with ``watch`` the path of a file that outlives
         the process."""
         if (path is not None) != (tier == CacheTier.DISK):

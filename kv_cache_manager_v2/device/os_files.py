@@ -130,9 +130,7 @@ class OsFiles(FilePort):
 
     # -- transfers ----------------------------------------------------------------------------------------------------
 
-    def transfer(
-        self, file: int, is_write: bool, addresses: Sequence[int], sizes: Sequence[int], offset: int
-    ) -> int:
+    def transfer(self, file: int, is_write: bool, addresses: Sequence[int], sizes: Sequence[int], offset: int) -> int:
         if len(addresses) == 1:
             moved: int = (_pwrite if is_write else _pread)(file, addresses[0], sizes[0], offset)
         else:

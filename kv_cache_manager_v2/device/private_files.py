@@ -52,9 +52,7 @@ def _require_private(path: str, status: os.stat_result, is_folder: bool, is_read
         raise _refused(path, f"it belongs to user {status.st_uid}, and this process is user {user}'s; give another path, or `chown` it")
     if status.st_mode & (_OTHERS_WRITE if is_read_only else _OTHERS):
         mode = "700" if is_folder else "600"
-        raise _refused(
-            path, f"its mode is {stat.S_IMODE(status.st_mode):o}, which lets others in; if it is yours, chmod {mode}"
-        )
+        raise _refused(path, f"its mode is {stat.S_IMODE(status.st_mode):o}, which lets others in; if it is yours, chmod {mode}")
 
 
 def _refused(path: str, reason: str) -> PermissionError:

@@ -51,8 +51,7 @@ class RangeTable:
     def validate_num_bytes(self, num_bytes: int) -> None:
         if num_bytes <= 0 or num_bytes % self.granularity_bytes != 0:
             raise ValueError(
-                f"{num_bytes} bytes of {self._tier.name}: it must be a positive multiple of the granularity,"
-                f" {self.granularity_bytes}"
+                f"{num_bytes} bytes of {self._tier.name}: it must be a positive multiple of the granularity, {self.granularity_bytes}"
             )
 
     def add(self, address: int, num_bytes: int) -> None:
@@ -63,19 +62,15 @@ class RangeTable:
     def require_releasable(self, address: int, num_bytes: int) -> None:
         reserved = self._find(address)
         if reserved is None or reserved.address != address:
-            raise LogicError(
-                f"no range of {self._tier.name} begins at {address:#x}: never reserved, or released already"
-            )
+            raise LogicError(f"no range of {self._tier.name} begins at {address:#x}: never reserved, or released already")
         if reserved.num_bytes != num_bytes:
             raise LogicError(
-                f"the range of {self._tier.name} at {address:#x} has {reserved.num_bytes} bytes, not {num_bytes};"
-                " release it whole"
+                f"the range of {self._tier.name} at {address:#x} has {reserved.num_bytes} bytes, not {num_bytes}; release it whole"
             )
         mapped_bytes = reserved.mapped.num_covered()
         if mapped_bytes > 0:
             raise LogicError(
-                f"the range of {self._tier.name} at {address:#x} still has {mapped_bytes} bytes of memory;"
-                " unmap_memory them first"
+                f"the range of {self._tier.name} at {address:#x} still has {mapped_bytes} bytes of memory; unmap_memory them first"
             )
 
     def remove(self, address: int) -> None:
@@ -91,8 +86,7 @@ class RangeTable:
         reserved = self._require_within(address, num_bytes)
         if reserved.mapped.overlaps(address, address + num_bytes):
             raise LogicError(
-                f"some of the {num_bytes} bytes of {self._tier.name} at {address:#x} are mapped already;"
-                " unmap_memory them first"
+                f"some of the {num_bytes} bytes of {self._tier.name} at {address:#x} are mapped already; unmap_memory them first"
             )
         return reserved
 
@@ -118,8 +112,7 @@ class RangeTable:
                 interval: i64 = -1 if reserved is None else reserved.mapped.find(address)
                 if reserved is None or interval < 0 or num_bytes > reserved.mapped.end(interval) - address:
                     raise LogicError(
-                        f"copy {index} of {count}: not all of the {num_bytes} bytes of {self._tier.name}"
-                        f" at {address:#x} are mapped"
+                        f"copy {index} of {count}: not all of the {num_bytes} bytes of {self._tier.name} at {address:#x} are mapped"
                     )
                 beg = reserved.mapped.beg(interval)
                 end = reserved.mapped.end(interval)
@@ -173,16 +166,12 @@ class RangeTable:
     def _require_within(self, address: int, num_bytes: int) -> ReservedRange:
         self.validate_num_bytes(num_bytes)
         if address % self.granularity_bytes != 0:
-            raise ValueError(
-                f"address {address:#x} of {self._tier.name} is no multiple of the granularity,"
-                f" {self.granularity_bytes}"
-            )
+            raise ValueError(f"address {address:#x} of {self._tier.name} is no multiple of the granularity, {self.granularity_bytes}")
         reserved = self._find(address)
         if reserved is None:
             raise LogicError(f"no reserved range of {self._tier.name} contains {address:#x}; reserve_range first")
         if num_bytes > reserved.address + reserved.num_bytes - address:
             raise LogicError(
-                f"{num_bytes} bytes at {address:#x} reach beyond their range, {reserved.num_bytes} bytes at"
-                f" {reserved.address:#x}"
+                f"{num_bytes} bytes at {address:#x} reach beyond their range, {reserved.num_bytes} bytes at {reserved.address:#x}"
             )
         return reserved

@@ -37,9 +37,7 @@ class ReadOnlyFiles(FilePort):
         """The file must be there; otherwise as in the port."""
         return open_locked(path, os.O_RDONLY, is_read_only=True)
 
-    def transfer(
-        self, file: int, is_write: bool, addresses: Sequence[int], sizes: Sequence[int], offset: int
-    ) -> int:
+    def transfer(self, file: int, is_write: bool, addresses: Sequence[int], sizes: Sequence[int], offset: int) -> int:
         if is_write:
             raise _refuse("")
         return self._files.transfer(file, False, addresses, sizes, offset)

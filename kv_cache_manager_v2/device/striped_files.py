@@ -81,9 +81,7 @@ class StripedFiles(FilePort):
         for part in self._parts:
             self._port.sync(part)
 
-    def transfer(
-        self, file: int, is_write: bool, addresses: Sequence[int], sizes: Sequence[int], offset: int
-    ) -> int:
+    def transfer(self, file: int, is_write: bool, addresses: Sequence[int], sizes: Sequence[int], offset: int) -> int:
         part, there, room = self._stripe.find(offset)
         if sum(sizes) <= room:
             return self._port.transfer(self._parts[part], is_write, addresses, sizes, there)

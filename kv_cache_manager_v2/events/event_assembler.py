@@ -93,9 +93,7 @@ class EventAssembler:
         "_num_blocks", "_roots", "_nodes", "_places", "_drafts", "_first_draft", "_open", "_turns",
     )  # fmt: skip
 
-    def __init__(
-        self, groups: Sequence[LayerGroupFacts], first_page: i64, algorithm: str, rank: int | None, max_events: int
-    ) -> None:
+    def __init__(self, groups: Sequence[LayerGroupFacts], first_page: i64, algorithm: str, rank: int | None, max_events: int) -> None:
         self.next_event_id = 0
         self.num_dropped = 0
         """Events dropped since the manager was made."""

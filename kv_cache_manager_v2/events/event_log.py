@@ -49,9 +49,7 @@ class EventLog(PageEventSink):
         "_num_batches", "_num_pages_before", "_unsent",
     )  # fmt: skip
 
-    def __init__(
-        self, backlog: EventBacklog, first_page: i64, num_life_cycles: i64, wants_partial_blocks: bool = False
-    ) -> None:
+    def __init__(self, backlog: EventBacklog, first_page: i64, num_life_cycles: i64, wants_partial_blocks: bool = False) -> None:
         self._backlog: Final = backlog
         self._num_pages: i64 = 0
         """Entries about pages since the last `hand_over`."""
@@ -203,9 +201,7 @@ class EventLog(PageEventSink):
         first = at - at % self._num_life_cycles
         if first < len(marks) and (marks[first] & _KNOWN) != 0 and (marks[at] & _ANNOUNCED) == 0:
             marks[at] |= _ANNOUNCED
-            self._record_page(
-                PAGE_PUBLISHED | (page << ID_SHIFT) | (level << LEVEL_SHIFT) | (priority << PRIORITY_SHIFT)
-            )
+            self._record_page(PAGE_PUBLISHED | (page << ID_SHIFT) | (level << LEVEL_SHIFT) | (priority << PRIORITY_SHIFT))
 
     def on_page_removed(self, page: i64, cause: i64) -> None:
         if self.is_announced(page):

@@ -82,12 +82,7 @@ class KVCacheEventManager(Handle):
             raise LogicError("this event_manager follows another KVCacheManager already; make a new one for each")
 
     def bind(
-        self,
-        groups: Sequence[LayerGroupFacts],
-        first_page: i64,
-        tokens_per_block: int,
-        cache_tiers: Sequence[CacheTier],
-        door: CallDoor,
+        self, groups: Sequence[LayerGroupFacts], first_page: i64, tokens_per_block: int, cache_tiers: Sequence[CacheTier], door: CallDoor
     ) -> PageEventSink | None:
         """Not for users: `KVCacheManager` calls it. The sink for its page storage; None if events are off."""
         self.require_unbound()

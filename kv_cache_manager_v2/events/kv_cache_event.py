@@ -130,11 +130,7 @@ class KVCacheStoredData(KVCacheEventData):
     """Both of the reuse scope, and part of the hash."""
 
     def __init__(
-        self,
-        parent_hash: BlockHash | None,
-        blocks: list[KVCacheStoredBlockData],
-        lora_id: int | None = None,
-        salt: int | str | None = None,
+        self, parent_hash: BlockHash | None, blocks: list[KVCacheStoredBlockData], lora_id: int | None = None, salt: int | str | None = None
     ) -> None:
         self.parent_hash = parent_hash
         self.blocks = blocks
@@ -149,11 +145,7 @@ class KVCacheStoredData(KVCacheEventData):
         return f"KVCacheStoredData(parent_hash={self.parent_hash!r}, blocks={self.blocks}{scope})"
 
     def to_json(self) -> dict[str, Any]:
-        found: dict[str, Any] = {
-            "type": "stored",
-            "parent_hash": self.parent_hash,
-            "blocks": [block.to_json() for block in self.blocks],
-        }
+        found: dict[str, Any] = {"type": "stored", "parent_hash": self.parent_hash, "blocks": [block.to_json() for block in self.blocks]}
         if self.lora_id is not None:
             found["lora_id"] = self.lora_id
         if self.salt is not None:
@@ -191,9 +183,7 @@ class KVCacheUpdatedData(KVCacheEventData):
     cache_level: Final[KVCacheEventDiff | None]
     priority: Final[KVCacheEventDiff | None]
 
-    def __init__(
-        self, block_hash: BlockHash, cache_level: KVCacheEventDiff | None, priority: KVCacheEventDiff | None
-    ) -> None:
+    def __init__(self, block_hash: BlockHash, cache_level: KVCacheEventDiff | None, priority: KVCacheEventDiff | None) -> None:
         self.block_hash = block_hash
         self.cache_level = cache_level
         self.priority = priority

@@ -126,8 +126,7 @@ def _list_twins(state: SequenceState, life_cycle: int) -> list[int]:
     return [
         ordinal
         for ordinal in range(int(state.num_blocks))
-        if state.holds_page(life_cycle, ordinal)
-        and state.page_of(life_cycle, ordinal) != state.blocks[ordinal].first_page + life_cycle
+        if state.holds_page(life_cycle, ordinal) and state.page_of(life_cycle, ordinal) != state.blocks[ordinal].first_page + life_cycle
     ]
 
 
@@ -172,9 +171,7 @@ def _describe_block(shared: SharedState, block: Block, depth: int) -> StateDump:
         if shared.storage.has_loss(page):
             found["is_lossy"] = True
         pages.append(found)
-    tokens = [
-        token if isinstance(token, int) else token.hex() for token in unpack_tokens(shared.tree.key_of(block), shared.tree.digests)
-    ]
+    tokens = [token if isinstance(token, int) else token.hex() for token in unpack_tokens(shared.tree.key_of(block), shared.tree.digests)]
     return {"depth": depth, "tokens": tokens, "pages": pages}
 
 

@@ -141,10 +141,7 @@ def _check_tree(shared: SharedState, tally: _Tally) -> None:
                 _check_tokens(block, tree.block_bytes)
                 _require(is_full or len(children) == 0, f"{_name(block)} is partial and has children")
             needed = tree.pool.has_any_page(block) if block is not root else False
-            _require(
-                needed or len(children) > 0 or block.num_pins > 0,
-                f"{_name(block)} is in the tree without pages, children or pins",
-            )
+            _require(needed or len(children) > 0 or block.num_pins > 0, f"{_name(block)} is in the tree without pages, children or pins")
             keys = [tree.key_of(child) for child in children]
             _require(len(set(keys)) == len(keys), f"{_name(block)} has two children with the same tokens")
             if block.children is not None:
@@ -212,9 +209,7 @@ def _check_sequence(state: SequenceState, tally: _Tally) -> None:
             if is_locked:
                 tally.locks[page] = tally.locks.get(page, 0) + 1
             expected = rows.slot(page) if is_locked else BAD_PAGE_INDEX
-            _require(
-                entries[ordinal] == expected, f"{name}: block {ordinal} has page index {entries[ordinal]}, not {expected}"
-            )
+            _require(entries[ordinal] == expected, f"{name}: block {ordinal} has page index {entries[ordinal]}, not {expected}")
 
 
 def _check_planned(shared: SharedState, states: Sequence[SequenceState], tally: _Tally) -> None:
@@ -413,7 +408,7 @@ def _check_pages(shared: SharedState, states: Sequence[SequenceState], tally: _T
             level = int(rows.level(page))
             index = level * int(storage.num_pool_groups) + pool_group
             _require(locks == 0 or level == 0, f"page {page} is locked on level {level}")
-        # A locked page is in no queue, and neither is a held one on the last level.
+            # A locked page is in no queue, and neither is a held one on the last level.
             waits = holds > 0 and locks == 0 and level < storage.last_level
             _require(held.get(page) == (index if waits else None), f"held page {page} is in queue {held.get(page)}")
             _require(
@@ -449,9 +444,7 @@ def _check_slots(shared: SharedState, states: Sequence[SequenceState]) -> None:
         name = f"pool group {index % int(storage.num_pool_groups)} of level {index // int(storage.num_pool_groups)}"
         for slot in allocator.collect_free_slots():
             _require(slot not in slots, f"slot {slot} of {name} is free and owned by page {slots.get(slot)}")
-        _require(
-            len(slots) == allocator.num_used, f"{name}: {len(slots)} slots are owned, {allocator.num_used} are in use"
-        )
+        _require(len(slots) == allocator.num_used, f"{name}: {len(slots)} slots are owned, {allocator.num_used} are in use")
 
 
 def _check_scratch(state: SequenceState, owners: list[dict[int, int]]) -> None:

@@ -148,9 +148,7 @@ class BatchPageTable(Handle):
 
     # -- outputs ------------------------------------------------------------------------------------------------------
 
-    def add_block_table(
-        self, pages: Given[PageFamily], *, filler: SupportsIndex | None = None, out: object = None
-    ) -> BlockTable:
+    def add_block_table(self, pages: Given[PageFamily], *, filler: SupportsIndex | None = None, out: object = None) -> BlockTable:
         """A padded block table. ``filler``: the entry of blocks without a page; None: the null slot's page if the manager
         reserves one (`reserve_null_slot`), which kernels may read, else -1, which they must not read. `ValueError` if it is
         not int32."""
@@ -190,9 +188,7 @@ class BatchPageTable(Handle):
             other.add_csr(pages, num_pages, indptr=starts[k], indices=entries[k], last_page_len=lens[k])
         return table
 
-    def add_slot_mapping(
-        self, pages: Given[PageFamily], max_num_input_tokens: SupportsIndex, *, out: object = None
-    ) -> SlotMapping:
+    def add_slot_mapping(self, pages: Given[PageFamily], max_num_input_tokens: SupportsIndex, *, out: object = None) -> SlotMapping:
         """The positions to which the step's input tokens are written. ``max_num_input_tokens``: of all rows in one step."""
         self._require_idle("add_slot_mapping")
         arrays = _split(out, "out", 1 + len(self._others))
@@ -420,9 +416,7 @@ class BatchPageTable(Handle):
                     raise LogicError(f"sequence {state.id} in row {row} is closed; remove() it from the table")
                 raise LogicError(f"sequence {state.id} in row {row} is suspended; resume() it, or remove() it from the table")
             if state.num_blocks > self._max_num_blocks:
-                raise ValueError(
-                    f"sequence {state.id} has {state.num_blocks} blocks; the table has room for {self._max_num_blocks}"
-                )
+                raise ValueError(f"sequence {state.id} has {state.num_blocks} blocks; the table has room for {self._max_num_blocks}")
             room = state.capacity - state.history
             num_inputs = room
             if lengths is not None:

@@ -35,9 +35,7 @@ class BlockTable(TableOutput):
     """All rows, for kernels and graphs whose batch is padded to its maximum; vacant rows are filler."""
     filler: Final[int]
 
-    def __init__(
-        self, rule: PageRule, filler: int, rows: BatchRows, max_num_rows: int, max_num_blocks: int, out: object
-    ) -> None:
+    def __init__(self, rule: PageRule, filler: int, rows: BatchRows, max_num_rows: int, max_num_blocks: int, out: object) -> None:
         width = max_num_blocks * int(rule.expansion)
         self.array = to_output_array(out, "out", (max_num_rows, width), INT32)
         self._own = [self.array]

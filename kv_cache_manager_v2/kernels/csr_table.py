@@ -77,14 +77,7 @@ class CsrTable(TableOutput):
     last_page_len: npt.NDArray[np.int32]
 
     def __init__(
-        self,
-        rule: PageRule,
-        rows: BatchRows,
-        max_num_rows: int,
-        max_num_pages: int,
-        indptr: object,
-        indices: object,
-        last_page_len: object,
+        self, rule: PageRule, rows: BatchRows, max_num_rows: int, max_num_pages: int, indptr: object, indices: object, last_page_len: object
     ) -> None:
         self.indptr = to_output_array(indptr, "indptr", (max_num_rows + 1,), INT32)
         self.indices = to_output_array(indices, "indices", (max_num_pages,), INT32)
@@ -173,11 +166,7 @@ class CsrTable(TableOutput):
                 last[row] = i32(tail)
             state = rows.states[row]
             window_begin = state.window_begins[self._rule.layer_group]
-            if (
-                num_pages != self._num_pages[row]
-                or self._changes[row] != _UNCHANGED
-                or window_begin != self._window_begins[row]
-            ):
+            if num_pages != self._num_pages[row] or self._changes[row] != _UNCHANGED or window_begin != self._window_begins[row]:
                 edits.append(self._plan_edit(row, state, num_pages))
                 self._changes[row] = _UNCHANGED
                 self._num_pages[row] = num_pages
@@ -193,12 +182,7 @@ class CsrTable(TableOutput):
         group = self._rule.layer_group
         window_begin = state.window_begins[group]
         has_moved = window_begin != self._window_begins[row]
-        if (
-            known == _UNKNOWN
-            or num_pages < known
-            or self._changes[row] == _REPLACED
-            or (has_moved and self._changes[row] == _UNCHANGED)
-        ):
+        if known == _UNKNOWN or num_pages < known or self._changes[row] == _REPLACED or (has_moved and self._changes[row] == _UNCHANGED):
             num_listed = self._starts[row + 1] - self._starts[row]
             return RowEdit(row, 0, num_listed, self._list_pages(state, num_pages))
         pages = self._convert(state, known, num_pages)

@@ -237,9 +237,7 @@ class DevicePageIndices(Handle):
             if state.status != ACTIVE:
                 raise LogicError(f"sequence {state.id} is not active; resume() it first")
             if state.num_blocks > self._max_num_blocks:
-                raise ValueError(
-                    f"sequence {state.id} has {state.num_blocks} blocks; there is room for {self._max_num_blocks}"
-                )
+                raise ValueError(f"sequence {state.id} has {state.num_blocks} blocks; there is room for {self._max_num_blocks}")
             for rule in self._rules:
                 group = rule.layer_group
                 if not rule.addresses_scratch and state.scratch.begins[group] < state.scratch.ends[group]:

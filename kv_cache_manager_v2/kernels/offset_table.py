@@ -101,16 +101,7 @@ class OffsetTable(TableOutput):
     Blocks without a page, and the entries behind the last block, are 0, the null slot.
     """
 
-    __slots__ = (
-        "offsets",
-        "pool_pointers",
-        "pool_mapping",
-        "layer_ids",
-        "page_bytes",
-        "kv_factor",
-        "_writers",
-        "_rows",
-    )
+    __slots__ = ("offsets", "pool_pointers", "pool_mapping", "layer_ids", "page_bytes", "kv_factor", "_writers", "_rows")
 
     offsets: npt.NDArray[np.int32]
     pool_pointers: Final[npt.NDArray[np.int64]]
@@ -209,9 +200,7 @@ def _lies_at(manager: KVCacheManager, layer_id: LayerId, role: DataRole, offset:
     return False
 
 
-def _scale_pointer(
-    manager: KVCacheManager, pool: VirtualPool, key_role: DataRole, scale_role: DataRole, num_first_pages: int
-) -> int:
+def _scale_pointer(manager: KVCacheManager, pool: VirtualPool, key_role: DataRole, scale_role: DataRole, num_first_pages: int) -> int:
     """The address of the pool's scales. The same offsets apply to them, so each layer's scales must be placed as its keys are."""
     address = int(manager.get_mem_pool_base_address(pool.layers[0], scale_role, PER_LAYER))
     for layer_id in pool.layers:

@@ -69,16 +69,7 @@ class PageRule(Value):
     """A page family resolved against a manager: plain numbers for loops. ``index = (slot * scale + offset) *
     expansion + j``."""
 
-    __slots__ = (
-        "layer_group",
-        "scale",
-        "offset",
-        "expansion",
-        "scratch_pages_per_block",
-        "addresses_scratch",
-        "page_tokens",
-        "text",
-    )
+    __slots__ = ("layer_group", "scale", "offset", "expansion", "scratch_pages_per_block", "addresses_scratch", "page_tokens", "text")
 
     def __init__(
         self,
@@ -108,9 +99,7 @@ class PageRule(Value):
 
     def moved_by(self, offset: i64) -> "PageRule":
         """This rule for a base address that is so many sub-pages earlier; without scratch blocks."""
-        return PageRule(
-            self.layer_group, self.scale, self.offset + offset, self.expansion, 1, False, self.page_tokens, self.text
-        )
+        return PageRule(self.layer_group, self.scale, self.offset + offset, self.expansion, 1, False, self.page_tokens, self.text)
 
     @property
     def null_page(self) -> int:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+
 @final
 class PageIndexConverter(Value):
     """Converts the base page indices of any sequence for one (layer, role). A value, shared by all sequences."""
@@ -49,15 +50,11 @@ class PageIndexConverter(Value):
         layer_offset = to_int(layer_offset, "layer_offset")
         scratch_pages_per_block = to_int(scratch_pages_per_block, "scratch_pages_per_block")
         if scale < 1 or expansion < 1 or scale * expansion > INT32_MAX:
-            raise ValueError(
-                f"scale is {scale}, expansion {expansion}; both must be at least 1, their product at most {INT32_MAX}"
-            )
+            raise ValueError(f"scale is {scale}, expansion {expansion}; both must be at least 1, their product at most {INT32_MAX}")
         if not 0 <= layer_offset < scale:
             raise ValueError(f"layer_offset is {layer_offset}; it must be from 0 to {scale - 1}, less than scale")
         if not 1 <= scratch_pages_per_block <= scale:
-            raise ValueError(
-                f"scratch_pages_per_block is {scratch_pages_per_block}; it must be from 1 to {scale}, the scale"
-            )
+            raise ValueError(f"scratch_pages_per_block is {scratch_pages_per_block}; it must be from 1 to {scale}, the scale")
         self.scale = scale
         self.expansion = expansion
         self.layer_offset = layer_offset
@@ -91,11 +88,7 @@ class PageIndexConverter(Value):
         return pages
 
     def convert_into(
-        self,
-        base_indices: object,
-        out: Any,
-        index_mode: Given[PageIndexMode | None] = None,
-        scratch: Given[ScratchDesc | None] = None,
+        self, base_indices: object, out: Any, index_mode: Given[PageIndexMode | None] = None, scratch: Given[ScratchDesc | None] = None
     ) -> int:
         """The conversion, written to the front of ``out``, a writable int32 buffer; returns how many entries were written."""
         from . import page_index_arrays as arrays
@@ -143,16 +136,12 @@ class PageIndexConverter(Value):
             raise ValueError("index_mode is SHARED; scratch blocks can be addressed with PageIndexMode.PER_LAYER only")
         return 0
 
-    def _fill_scratch(
-        self, base: "npt.NDArray[np.integer[Any]]", pages: "npt.NDArray[np.int32]", scratch: ScratchDesc
-    ) -> None:
+    def _fill_scratch(self, base: "npt.NDArray[np.integer[Any]]", pages: "npt.NDArray[np.int32]", scratch: ScratchDesc) -> None:
         """Put the scratch blocks' page indices in their places; ``base`` and ``pages`` are those of one sequence."""
         from . import page_index_arrays as arrays
 
         if scratch.range:
-            arrays.fill_scratch_indices(
-                base, pages, scratch, self.scale, self.expansion, self.layer_offset, self.scratch_pages_per_block
-            )
+            arrays.fill_scratch_indices(base, pages, scratch, self.scale, self.expansion, self.layer_offset, self.scratch_pages_per_block)
 
     def __repr__(self) -> str:
         return (
@@ -162,6 +151,4 @@ class PageIndexConverter(Value):
 
 
 def compute_page_index_converter(placement: BufferPlacement) -> PageIndexConverter:
-    return PageIndexConverter(
-        placement.scale, placement.expansion, placement.layer_offset, placement.scratch_pages_per_block
-    )
+    return PageIndexConverter(placement.scale, placement.expansion, placement.layer_offset, placement.scratch_pages_per_block)

@@ -47,9 +47,7 @@ def to_output_array(out: Any, pages: Int32s) -> Int32s:
     except TypeError:
         raise TypeError(f"out must be a writable int32 buffer, not {type(out).__name__}") from None
     if array.ndim != pages.ndim or array.dtype != np.int32:
-        raise TypeError(
-            f"out has the dtype {array.dtype} and {array.ndim} dimensions; it must be of int32 and have {pages.ndim}"
-        )
+        raise TypeError(f"out has the dtype {array.dtype} and {array.ndim} dimensions; it must be of int32 and have {pages.ndim}")
     if not array.flags.writeable:
         raise ValueError("out is read-only; it must be writable")
     for axis in range(pages.ndim):
@@ -76,13 +74,7 @@ def compute_page_indices(base: Integers, scale: int, expansion: int, offset: int
 
 
 def fill_scratch_indices(
-    base: Integers,
-    pages: Int32s,
-    scratch: ScratchDesc,
-    scale: int,
-    expansion: int,
-    layer_offset: int,
-    pages_per_block: int,
+    base: Integers, pages: Int32s, scratch: ScratchDesc, scale: int, expansion: int, layer_offset: int, pages_per_block: int
 ) -> None:
     """Fill in one sequence's page indices of the scratch blocks, which its base indices leave out."""
     beg, end = scratch.range.beg, scratch.range.end
@@ -97,8 +89,7 @@ def fill_scratch_indices(
     num_slots = (end - beg + blocks_per_slot - 1) // blocks_per_slot
     if len(scratch.slot_ids) < num_slots:
         raise ValueError(
-            f"{end - beg} scratch blocks, {blocks_per_slot} to a slot, take {num_slots} slots;"
-            f" scratch has {len(scratch.slot_ids)}"
+            f"{end - beg} scratch blocks, {blocks_per_slot} to a slot, take {num_slots} slots; scratch has {len(scratch.slot_ids)}"
         )
     slot_ids = np.asarray(scratch.slot_ids[:num_slots], dtype=np.int64)
     _validate_slot_ids(int(slot_ids.min()), int(slot_ids.max()), scale, expansion, 0)

@@ -49,9 +49,7 @@ PREFILL_CHUNK_TOKENS: Final = 2048
 """The guessed number of inputs of a step."""
 
 
-def plan_slot_counts(
-    layout: SlotLayout, config: KVCacheManagerConfig, quota_bytes: int, level: int
-) -> tuple[int, ...]:
+def plan_slot_counts(layout: SlotLayout, config: KVCacheManagerConfig, quota_bytes: int, level: int) -> tuple[int, ...]:
     """Slots by pool group: at most ``quota_bytes`` in all, and no further slot would fit; or those of external memory."""
     # Asked, too, for a level that the configuration has not, as one more like the others.
     tier = config.cache_tiers[level if level < len(config.cache_tiers) else 0]
@@ -79,12 +77,7 @@ def _require_slots(layout: SlotLayout, config: KVCacheManagerConfig, slot_counts
 
 
 def plan_new_slot_counts(
-    layout: SlotLayout,
-    config: KVCacheManagerConfig,
-    quota_bytes: int,
-    level: int,
-    least: Sequence[int],
-    shares: Sequence[int] | None,
+    layout: SlotLayout, config: KVCacheManagerConfig, quota_bytes: int, level: int, least: Sequence[int], shares: Sequence[int] | None
 ) -> tuple[int, ...] | None:
     """New slot counts of a level in use, at least ``least`` by pool group; None if those exceed the quota.
 
@@ -99,9 +92,7 @@ def plan_new_slot_counts(
     return _share_quota(layout, config, quota_bytes, level, counts)
 
 
-def _share_quota(
-    layout: SlotLayout, config: KVCacheManagerConfig, quota_bytes: int, level: int, counts: list[int]
-) -> tuple[int, ...]:
+def _share_quota(layout: SlotLayout, config: KVCacheManagerConfig, quota_bytes: int, level: int, counts: list[int]) -> tuple[int, ...]:
     """``counts`` (the fewest slots by pool group) and the divided rest of the quota."""
     weights = _configured_shares(layout, config, level)
     if weights is None:
@@ -180,9 +171,7 @@ def compute_constraint_slots(layout: SlotLayout, config: KVCacheManagerConfig) -
     return counts
 
 
-def compute_widest_need(
-    life_cycle: LifeCycle, num_blocks: int, tokens_per_block: int, num_inputs: int, state_checkpoints: int = 0
-) -> int:
+def compute_widest_need(life_cycle: LifeCycle, num_blocks: int, tokens_per_block: int, num_inputs: int, state_checkpoints: int = 0) -> int:
     """The most slots of a sequence of at most ``num_blocks`` blocks in a step of ``num_inputs``, without scratch."""
     if not life_cycle.has_page_per_block:
         return 1 + state_checkpoints
@@ -206,9 +195,7 @@ def _long_sequence_tokens(layout: SlotLayout, config: KVCacheManagerConfig) -> i
     return tokens
 
 
-def _with_one_sequence(
-    layout: SlotLayout, config: KVCacheManagerConfig, quota_bytes: int, counts: list[int], level: int
-) -> list[int]:
+def _with_one_sequence(layout: SlotLayout, config: KVCacheManagerConfig, quota_bytes: int, counts: list[int], level: int) -> list[int]:
     """``counts`` raised to the needs of one sequence: the longest, up to a long one, that can prefill within the quota."""
     fits = 0
     too_many = int(ceil_div(_long_sequence_tokens(layout, config), config.tokens_per_block)) + 1
@@ -251,9 +238,7 @@ def _kept_sequence_slots(layout: SlotLayout, config: KVCacheManagerConfig, num_b
     return _with_snapshots(layout, sequence_slots(layout, config, num_blocks, 1), num_snapshots)
 
 
-def _level_out(
-    layout: SlotLayout, quota_bytes: int, weights: list[int], least: list[int], level: int
-) -> tuple[list[int], list[int]]:
+def _level_out(layout: SlotLayout, quota_bytes: int, weights: list[int], least: list[int], level: int) -> tuple[list[int], list[int]]:
     """Initial counts, and shares of the rest, so that the whole quota is divided by ``weights``.
 
     A pool group whose share is under its ``least`` slots gets exactly these; the others divide what is left.
@@ -348,7 +333,4 @@ def _describe_minimum(layout: SlotLayout, config: KVCacheManagerConfig, level: i
 
 def _describe_batch(batch: BatchDesc) -> str:
     longest = max([kv_cache.capacity for kv_cache in batch.kv_caches])
-    return (
-        f"{len(batch.kv_caches)} sequences of up to {longest} tokens,"
-        f" {batch.system_prompt_length} of them a system prompt"
-    )
+    return f"{len(batch.kv_caches)} sequences of up to {longest} tokens, {batch.system_prompt_length} of them a system prompt"

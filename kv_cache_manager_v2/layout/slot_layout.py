@@ -45,9 +45,7 @@ def compute_slot_variants(config: KVCacheManagerConfig, registry: LifeCycleRegis
     ]
 
 
-def _compute_variant(
-    life_cycle_id: LifeCycleId, sizes: dict[int, list[BufferId]], slot_bytes: tuple[int, ...] | None
-) -> SlotDescVariant:
+def _compute_variant(life_cycle_id: LifeCycleId, sizes: dict[int, list[BufferId]], slot_bytes: tuple[int, ...] | None) -> SlotDescVariant:
     order = sorted([(size * len(buffer_ids), size) for size, buffer_ids in sizes.items()], reverse=True)
     coalesced = [
         CoalescedBuffer(size, tuple(sizes[size]), 0 if slot_bytes is None else (slot_bytes[pool] - total) // size)
@@ -124,9 +122,7 @@ class SlotLayout:
 
     def pack_cold_slots(self, page_bytes: list[int]) -> None:
         """From now on a slot below level 0 is one packed page. ``page_bytes``: of such a page, by life cycle id."""
-        self._cold_bytes = [
-            (max([page_bytes[variant.layer_group_id] for variant in slot_desc.variants]),) for slot_desc in self.slot_descs
-        ]
+        self._cold_bytes = [(max([page_bytes[variant.layer_group_id] for variant in slot_desc.variants]),) for slot_desc in self.slot_descs]
 
     def slot_bytes(self, pool_group_index: int, level: int = 0) -> tuple[int, ...]:
         """Bytes of one slot of that level, by pool."""
@@ -176,10 +172,7 @@ def compute_slot_layout(config: KVCacheManagerConfig, registry: LifeCycleRegistr
 
 
 def _place_buffers(
-    expansions: dict[BufferId, int],
-    pool_group_index: PoolGroupIndex,
-    variant: SlotDescVariant,
-    placements: dict[BufferId, BufferPlacement],
+    expansions: dict[BufferId, int], pool_group_index: PoolGroupIndex, variant: SlotDescVariant, placements: dict[BufferId, BufferPlacement]
 ) -> None:
     """Add the placements of a layer group's buffers."""
     for pool_index, coalesced in enumerate(variant.coalesced_buffers):

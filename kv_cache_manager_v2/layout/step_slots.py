@@ -15,11 +15,7 @@ from .windows import compute_scratch_range
 
 
 def slots_of_sequence(
-    layout: SlotLayout,
-    config: KVCacheManagerConfig,
-    kv_cache: KVCacheDesc,
-    level: int = 0,
-    num_shared_blocks: int = 0,
+    layout: SlotLayout, config: KVCacheManagerConfig, kv_cache: KVCacheDesc, level: int = 0, num_shared_blocks: int = 0
 ) -> tuple[int, ...]:
     """Slots by life cycle, without those for the first ``num_shared_blocks`` blocks.
 
@@ -47,21 +43,14 @@ def slots_of_sequence(
     return tuple(counts)
 
 
-def slots_of_batch(
-    layout: SlotLayout, config: KVCacheManagerConfig, batch: BatchDesc, level: int = 0
-) -> tuple[int, ...]:
+def slots_of_batch(layout: SlotLayout, config: KVCacheManagerConfig, batch: BatchDesc, level: int = 0) -> tuple[int, ...]:
     """Slots by pool group that exactly this batch needs."""
     return sum_over_life_cycles(layout, batch_slots_by_life_cycle(layout, config, batch, level))
 
 
-def batch_slots_by_life_cycle(
-    layout: SlotLayout, config: KVCacheManagerConfig, batch: BatchDesc, level: int
-) -> list[int]:
+def batch_slots_by_life_cycle(layout: SlotLayout, config: KVCacheManagerConfig, batch: BatchDesc, level: int) -> list[int]:
     num_shared_blocks = batch.system_prompt_length // config.tokens_per_block
-    counts = [
-        _count_shared_blocks(life_cycle, config.tokens_per_block, batch, num_shared_blocks)
-        for life_cycle in layout.life_cycles
-    ]
+    counts = [_count_shared_blocks(life_cycle, config.tokens_per_block, batch, num_shared_blocks) for life_cycle in layout.life_cycles]
     seen: dict[KVCacheDesc, tuple[int, ...]] = {}  # batches tend to repeat a few sequences
     for kv_cache in batch.kv_caches:
         slots = seen.get(kv_cache)

@@ -39,9 +39,7 @@ def compute_scratch_range(
     return HalfOpenRange(int(beg), int(compute_scratch_end(history, end, life_cycle, size, rewind)))
 
 
-def compute_scratch_beg(
-    history: i64, capacity: i64, life_cycle: LifeCycle, tokens_per_block: i64, max_rewind_len: i64
-) -> i64:
+def compute_scratch_beg(history: i64, capacity: i64, life_cycle: LifeCycle, tokens_per_block: i64, max_rewind_len: i64) -> i64:
     """The first scratch block, if there is any; the arguments are not checked."""
     kept_length = capacity - max_rewind_len if capacity > max_rewind_len else 0
     first_input = ceil_div(history, tokens_per_block)
@@ -49,9 +47,7 @@ def compute_scratch_beg(
     return stale_beg if stale_beg > first_input else first_input
 
 
-def compute_scratch_end(
-    history: i64, capacity: i64, life_cycle: LifeCycle, tokens_per_block: i64, max_rewind_len: i64
-) -> i64:
+def compute_scratch_end(history: i64, capacity: i64, life_cycle: LifeCycle, tokens_per_block: i64, max_rewind_len: i64) -> i64:
     """One past the last scratch block; `compute_scratch_beg` if there is none, never less."""
     # A block is stale only if its last token is history, so the stale range never reaches past the input blocks.
     kept_length = capacity - max_rewind_len if capacity > max_rewind_len else 0

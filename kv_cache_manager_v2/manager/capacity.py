@@ -87,9 +87,7 @@ class CapacityPlan(Value):
     @property
     def missing_slots(self) -> int:
         """Slots that the limiting pool group lacks for the asked batch; 0 if it fits."""
-        return (
-            max(0, -self.levels[0].pool_groups[self.limiting_pool_group].spare_slots) if self.batch is not None else 0
-        )
+        return max(0, -self.levels[0].pool_groups[self.limiting_pool_group].spare_slots) if self.batch is not None else 0
 
     @property
     def slot_padding(self) -> float:
@@ -182,10 +180,7 @@ def _layout_of(config: KVCacheManagerConfig) -> SlotLayout:
 
 
 def plan_capacity(
-    config: Given[KVCacheManagerConfig],
-    batch: Given[BatchDesc | None] = None,
-    *,
-    cold_page_codec: Given[ColdPageCodec | None] = None,
+    config: Given[KVCacheManagerConfig], batch: Given[BatchDesc | None] = None, *, cold_page_codec: Given[ColdPageCodec | None] = None
 ) -> CapacityPlan:
     """The capacity of a manager with this configuration and this codec, and whether ``batch`` runs; allocates nothing.
 
@@ -256,9 +251,7 @@ def _prompt_slots(layout: SlotLayout, config: KVCacheManagerConfig, num_blocks: 
     return sum_over_life_cycles(layout, list(slots_of_sequence(layout, config, kv_cache)))
 
 
-def _last_fitting(
-    layout: SlotLayout, config: KVCacheManagerConfig, slots: tuple[int, ...], is_prompt: bool
-) -> int | None:
+def _last_fitting(layout: SlotLayout, config: KVCacheManagerConfig, slots: tuple[int, ...], is_prompt: bool) -> int | None:
     """Binary search: both needs never fall when a block is added."""
     fits = 0
     too_many = 1
@@ -276,16 +269,12 @@ def _last_fitting(
     return fits
 
 
-def _fits(
-    layout: SlotLayout, config: KVCacheManagerConfig, slots: tuple[int, ...], num_blocks: int, is_prompt: bool
-) -> bool:
+def _fits(layout: SlotLayout, config: KVCacheManagerConfig, slots: tuple[int, ...], num_blocks: int, is_prompt: bool) -> bool:
     needed = _prompt_slots(layout, config, num_blocks) if is_prompt else sequence_slots(layout, config, num_blocks, 1)
     return all([count <= slots[index] for index, count in enumerate(needed)])
 
 
-def _find_limit(
-    layout: SlotLayout, config: KVCacheManagerConfig, slots: tuple[int, ...], num_blocks: int | None
-) -> int:
+def _find_limit(layout: SlotLayout, config: KVCacheManagerConfig, slots: tuple[int, ...], num_blocks: int | None) -> int:
     """The pool group that has no room for one block more; the fullest if all lengths fit."""
     if num_blocks is None:
         num_blocks = int(ceil_div(_ANY_LENGTH, config.tokens_per_block))
@@ -318,15 +307,4 @@ def _format_line(line: list[str], widths: list[int]) -> str:
 
 
 _ANY_LENGTH: Final = 2**40
-_COLUMNS: Final = (
-    "level",
-    "tier",
-    "pool group",
-    "layer groups",
-    "slots",
-    "bytes/slot",
-    "bytes",
-    "constraints",
-    "batch",
-    "spare",
-)
+_COLUMNS: Final = ("level", "tier", "pool group", "layer groups", "slots", "bytes/slot", "bytes", "constraints", "batch", "spare")

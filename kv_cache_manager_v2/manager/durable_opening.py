@@ -28,7 +28,6 @@ from ..storage.page_packer import lay_out_slots
 _logger: Final = PackageLog("kv_cache_manager_v2")
 
 
-
 def list_absolute_paths(tier: DiskCacheTierConfig) -> list[str]:
     """The paths from the working folder of this moment, ``path`` first: they name the same folders when the process changes its working
     folder later. ".." and links are left to the file system."""
@@ -57,9 +56,7 @@ def describe_layout(layout: SlotLayout, level: int = 0) -> str:
     """The meaning of each byte of a slot of that level, as JSON."""
     placements = [layout.buffer_placement(buffer_id) for buffer_id in layout.buffer_ids]
     described = {
-        "life_cycles": [
-            [cycle.has_page_per_block, cycle.window_size, int(cycle.num_sink_blocks)] for cycle in layout.life_cycles
-        ],
+        "life_cycles": [[cycle.has_page_per_block, cycle.window_size, int(cycle.num_sink_blocks)] for cycle in layout.life_cycles],
         "pool_groups": list(layout.pool_group_indices),
         "slots": [list(layout.slot_bytes(index, level)) for index in range(layout.num_pool_groups)],
         "buffers": [
@@ -91,11 +88,7 @@ def open_durable(device: Device, config: KVCacheManagerConfig, layout: SlotLayou
     if tier.read_only:
         files = ReadOnlyFiles()
     folder = CacheFolder(
-        files,
-        list_absolute_paths(tier),
-        describe_identity(tier.model_id, config, codec),
-        describe_layout(layout, last),
-        tier.read_only,
+        files, list_absolute_paths(tier), describe_identity(tier.model_id, config, codec), describe_layout(layout, last), tier.read_only
     )
     try:
         levels[last].durable = DurableLevel(last, folder, slot_bytes, levels[last].num_slots)

@@ -90,13 +90,7 @@ class KernelAddresses:
         return descs
 
     def pool_view(
-        self,
-        lease: MemoryLease,
-        layer_id: LayerId,
-        role: object,
-        dtype: str,
-        mode: PageIndexMode | None,
-        by_slot: bool,
+        self, lease: MemoryLease, layer_id: LayerId, role: object, dtype: str, mode: PageIndexMode | None, by_slot: bool
     ) -> PoolView:
         placement = self.placement(layer_id, role)
         self.require_memory("pool_view()")

@@ -47,13 +47,7 @@ from ..sequence.page_table import PageTable, to_index_buffer
 from ..sequence.recurrent_state import live_block
 from ..sequence.residency_window import list_levels, list_slots, require, require_no_window, set_window, validate_window
 from ..sequence.resize import try_resize
-from ..sequence.planned_rules import (
-    refuse_other_stream,
-    require_committed_before,
-    require_unplanned,
-    validate_offer,
-    validate_stream,
-)
+from ..sequence.planned_rules import refuse_other_stream, require_committed_before, require_unplanned, validate_offer, validate_stream
 from ..sequence.room_question import RoomQuestion
 from ..sequence.sequence_state import ACTIVE, CLOSED, SUSPENDED, SequenceState
 from ..sequence.shared_state import UNBOUNDED
@@ -137,9 +131,7 @@ class KVCache(Handle):
     def __enter__(self) -> KVCache:
         return self
 
-    def __exit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         if error is None:
             self.close()
             return
@@ -151,8 +143,7 @@ class KVCache(Handle):
     def __repr__(self) -> str:
         state = self._state
         return (
-            f"<KVCache {state.id} {self.status.value}: capacity {state.capacity}, history {state.history}, committed "
-            f"{state.num_committed}>"
+            f"<KVCache {state.id} {self.status.value}: capacity {state.capacity}, history {state.history}, committed {state.num_committed}>"
         )
 
     # -- states --------------------------------------------------------------------------------------------------------
@@ -470,9 +461,7 @@ class KVCache(Handle):
             else:
                 commit_any(state, accepted_input_tokens)
 
-    def _commit_end(
-        self, tokens: Tokens, beam_search_indices: Sequence[SupportsIndex] | None, num_heads: SupportsIndex
-    ) -> None:
+    def _commit_end(self, tokens: Tokens, beam_search_indices: Sequence[SupportsIndex] | None, num_heads: SupportsIndex) -> None:
         state = self._state
         with state.shared.guard as journal:
             require_committing(state, "commit")
@@ -642,9 +631,7 @@ class KVCache(Handle):
             found = to_counts(to_list(parents, "parents"), "one of parents")
             given = [int(parent) for parent in found]
             if len(given) != width or max(given) >= width:
-                raise ValueError(
-                    f"sequence {state.id}: parents is {given} for {width} beams; give for each the beam that it goes on from"
-                )
+                raise ValueError(f"sequence {state.id}: parents is {given} for {width} beams; give for each the beam that it goes on from")
             if width == 1:
                 return
             page_arrivals.await_arrivals(state)
@@ -693,8 +680,7 @@ class KVCache(Handle):
             require_usable(state, ANY_OPEN, "plan_committed_block_drop")
             if state.is_committing:
                 raise LogicError(
-                    f"sequence {state.id}: plan_committed_block_drop() while its published text may still grow; "
-                    f"stop_committing() first"
+                    f"sequence {state.id}: plan_committed_block_drop() while its published text may still grow; stop_committing() first"
                 )
             return plan_drop(state)
 
@@ -707,9 +693,7 @@ class KVCache(Handle):
         """
         return self._table(layer_group_id, beam_id).view()
 
-    def take_changed_blocks(
-        self, layer_group_id: SupportsIndex, beam_id: SupportsIndex = DEFAULT_BEAM_INDEX
-    ) -> list[HalfOpenRange]:
+    def take_changed_blocks(self, layer_group_id: SupportsIndex, beam_id: SupportsIndex = DEFAULT_BEAM_INDEX) -> list[HalfOpenRange]:
         """Blocks whose base page index differs from what it was at the last such call, in order; the first time, all blocks.
 
         Costs what was changed since. Blocks behind those of the last call count as changed, also where their index is bad; those that are
@@ -719,9 +703,7 @@ class KVCache(Handle):
         self._state.shared.guard.require_idle()
         return table.take_changes()
 
-    def set_base_page_index_buf(
-        self, beam_id: SupportsIndex, layer_group_id: SupportsIndex, buf: object
-    ) -> None:
+    def set_base_page_index_buf(self, beam_id: SupportsIndex, layer_group_id: SupportsIndex, buf: object) -> None:
         """From now on the library writes the base page indices into the caller's writable int32 buffer as well.
 
         The rest of the buffer is filled with -1. None takes it back. A `resize` that needs more blocks than the buffer has
@@ -743,10 +725,7 @@ class KVCache(Handle):
         return [slot for slot in slots if slot >= 0] if only_valid else slots
 
     def get_ssm_block_base_index(
-        self,
-        layer_group_id: SupportsIndex,
-        beam_id: SupportsIndex = DEFAULT_BEAM_INDEX,
-        length: SupportsIndex | None = None,
+        self, layer_group_id: SupportsIndex, beam_id: SupportsIndex = DEFAULT_BEAM_INDEX, length: SupportsIndex | None = None
     ) -> int:
         """The slot of the sequence's recurrent state, for kernels to read and write in place; it stays while ACTIVE.
 

@@ -304,9 +304,7 @@ class KVCacheManager(Handle):
     def __enter__(self) -> KVCacheManager:
         return self
 
-    def __exit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         if error is None or self._shared.guard.is_foreign:
             self.shutdown()
             return
@@ -487,10 +485,7 @@ class KVCacheManager(Handle):
     # -- sequences -----------------------------------------------------------------------------------------------------
 
     def probe_reuse(
-        self,
-        reuse_scope: Given[ReuseScope | None] = None,
-        input_tokens: Tokens | None = None,
-        include_planned: Given[bool] = False,
+        self, reuse_scope: Given[ReuseScope | None] = None, input_tokens: Tokens | None = None, include_planned: Given[bool] = False
     ) -> int:
         """How many leading tokens could be reused now; holds nothing. From any thread. ``include_planned``: also those of blocks that a
         sequence has planned (`KVCache.publish_planned`).
@@ -503,10 +498,7 @@ class KVCacheManager(Handle):
         return self._probe(to_scope(reuse_scope), tokens, to_bool(include_planned, "include_planned"), "input_tokens")
 
     def probe_reuse_batch(
-        self,
-        prompts: Sequence[Tokens],
-        reuse_scopes: Sequence[ReuseScope | None] | None = None,
-        include_planned: Given[bool] = False,
+        self, prompts: Sequence[Tokens], reuse_scopes: Sequence[ReuseScope | None] | None = None, include_planned: Given[bool] = False
     ) -> list[int]:
         """`probe_reuse` of each prompt, as a scheduler asks that sorts its queue by what is there. ``reuse_scopes``: one for each."""
         texts: list[Any] = to_list(prompts, "prompts")
@@ -648,12 +640,7 @@ class KVCacheManager(Handle):
             raise ValueError("kv_cache is a sequence of another manager")
         await self._arrival_waits.wait(sequence)
 
-    def resize_batch(
-        self,
-        kv_caches: Sequence[KVCache],
-        capacities: Sequence[int],
-        history_lengths: Sequence[int] | None = None,
-    ) -> int:
+    def resize_batch(self, kv_caches: Sequence[KVCache], capacities: Sequence[int], history_lengths: Sequence[int] | None = None) -> int:
         """`KVCache.resize` for a step of many sequences, in order; how many from the front succeeded.
 
         Everything is validated before anything changes; only lack of room stops midway (and a priority callback of the user's
@@ -663,10 +650,7 @@ class KVCacheManager(Handle):
             return self._batch("resize_batch", kv_caches).resize(capacities, history_lengths)
 
     def find_refusal(
-        self,
-        kv_caches: Sequence[KVCache],
-        capacities: Sequence[int],
-        history_lengths: Sequence[int] | None = None,
+        self, kv_caches: Sequence[KVCache], capacities: Sequence[int], history_lengths: Sequence[int] | None = None
     ) -> Refusal | None:
         """Why `resize_batch` with these arguments would stop midway now; None if all of them find room. Changes nothing.
 
@@ -677,10 +661,7 @@ class KVCacheManager(Handle):
             return self._batch("find_refusal", kv_caches).find_refusal(capacities, history_lengths)
 
     def can_finish(
-        self,
-        sequences: Sequence[KVCache],
-        remaining_tokens: Sequence[int],
-        max_step: SupportsIndex | None = None,
+        self, sequences: Sequence[KVCache], remaining_tokens: Sequence[int], max_step: SupportsIndex | None = None
     ) -> FinishPlan:
         """Whether the sequences can be resumed one after the other, each grown and closed, the others suspended meanwhile.
 
@@ -746,9 +727,7 @@ class KVCacheManager(Handle):
         level = self._levels.require(target_level, "target_level")
         return self._hint(WARM, input_tokens, reuse_scope, level, FOR_EVER)
 
-    def _hint(
-        self, kind: int, input_tokens: Tokens, reuse_scope: object, value: int, duration: int
-    ) -> HintResult:
+    def _hint(self, kind: int, input_tokens: Tokens, reuse_scope: object, value: int, duration: int) -> HintResult:
         with self._shared.guard as journal:
             scope = to_scope(reuse_scope)
             packed = pack_tokens(input_tokens, self._shared.tree.digests, False, "input_tokens")
@@ -832,9 +811,7 @@ class KVCacheManager(Handle):
     @property
     def all_buffer_ids(self) -> list[BufferId]:
         """Every buffer of every layer, in the order of the configuration."""
-        return [
-            BufferId(layer.layer_id, buffer.role) for layer in self._config.layers for buffer in layer.buffers
-        ]
+        return [BufferId(layer.layer_id, buffer.role) for layer in self._config.layers for buffer in layer.buffers]
 
     # -- what kernels need ---------------------------------------------------------------------------------------------
 
@@ -845,9 +822,7 @@ class KVCacheManager(Handle):
         `swa_scratch_reuse` is configured; for an unknown buffer one that is a `KeyError` too."""
         self._require_open()
         return self._addresses.base_address(
-            LayerId(to_int(layer_id, "layer_id")),
-            data_role,
-            None if index_mode is None else to_index_mode(index_mode, "index_mode"),
+            LayerId(to_int(layer_id, "layer_id")), data_role, None if index_mode is None else to_index_mode(index_mode, "index_mode")
         )
 
     def get_page_stride(self, layer_id: SupportsIndex, data_role: Given[DataRole]) -> int:
@@ -1234,8 +1209,7 @@ def _list_layer_groups(shared: SharedState) -> list[LayerGroupFacts]:
     """The layer groups, as events tell of them."""
     slots = list_slots_per_level(shared.storage)
     return [
-        LayerGroupFacts(_kind_of(cycle), cycle.window_size, slots[life_cycle_id])
-        for life_cycle_id, cycle in enumerate(shared.life_cycles)
+        LayerGroupFacts(_kind_of(cycle), cycle.window_size, slots[life_cycle_id]) for life_cycle_id, cycle in enumerate(shared.life_cycles)
     ]
 
 

@@ -102,8 +102,7 @@ class MemoryLease:
             self._close_memory()
         else:
             _logger.warning(
-                "the manager is shut down, but %d pool views are not released: its memory stays until they are "
-                "(PoolView.release)",
+                "the manager is shut down, but %d pool views are not released: its memory stays until they are (PoolView.release)",
                 self.num_views,
             )
 

@@ -30,9 +30,7 @@ from ..sequence.recurrent_state import begin_with
 from ..sequence.whole_prefix import count_exact, cut_to_slots, find_whole
 
 
-def reopen(
-    state: SequenceState, packed: bytes, buffers: list[memoryview | None], old_num_blocks: int, usage: UsageRecorder | None
-) -> None:
+def reopen(state: SequenceState, packed: bytes, buffers: list[memoryview | None], old_num_blocks: int, usage: UsageRecorder | None) -> None:
     """The closed sequence holds the longest prefix of ``packed`` that is there. ``buffers``: the caller's, by layer group."""
     shared = state.shared
     plan = state.recurrent.snapshot_plan

@@ -65,22 +65,13 @@ class PoolView(Handle):
     """DLPack's device type (1 host, 2 CUDA) and the ordinal."""
 
     def __init__(
-        self,
-        lease: MemoryLease,
-        address: int,
-        num_rows: int,
-        row_bytes: int,
-        stride_bytes: int,
-        dtype: str,
-        ordinal: int,
+        self, lease: MemoryLease, address: int, num_rows: int, row_bytes: int, stride_bytes: int, dtype: str, ordinal: int
     ) -> None:
         """``ordinal``: of the GPU; -1 for the host's memory."""
         self._is_released = True
         item_bytes = _item_bytes(dtype)
         if row_bytes % item_bytes != 0 or stride_bytes % item_bytes != 0 or address % item_bytes != 0:
-            raise ValueError(
-                f"{dtype} has {item_bytes} bytes; pages of {row_bytes} bytes, {stride_bytes} apart, do not fit"
-            )
+            raise ValueError(f"{dtype} has {item_bytes} bytes; pages of {row_bytes} bytes, {stride_bytes} apart, do not fit")
         self.address = address
         self.shape = (num_rows, row_bytes // item_bytes)
         self.strides_bytes = (stride_bytes, item_bytes)
@@ -165,17 +156,9 @@ class PoolView(Handle):
     def _interface(self) -> dict[str, object]:
         type_string = _TYPE_STRINGS.get(self.dtype)
         if type_string is None:
-            raise AttributeError(
-                f"array interfaces have no {self.dtype}: use DLPack, or a view of uint{8 * self.strides_bytes[1]}"
-            )
+            raise AttributeError(f"array interfaces have no {self.dtype}: use DLPack, or a view of uint{8 * self.strides_bytes[1]}")
         self._require_usable()
-        return {
-            "version": 3,
-            "shape": self.shape,
-            "typestr": type_string,
-            "data": (self.address, False),
-            "strides": self.strides_bytes,
-        }
+        return {"version": 3, "shape": self.shape, "typestr": type_string, "data": (self.address, False), "strides": self.strides_bytes}
 
 
 def to_dtype(dtype: object) -> str:

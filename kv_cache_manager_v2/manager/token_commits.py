@@ -158,9 +158,7 @@ def commit_of_beams(
     shared.guard.journal.record(COMMIT_BEAMS, state.request.serial, heads, [int(source) for source in sources], packed)
 
 
-def commit_nodes(
-    state: SequenceState, tokens: Tokens, accepted_positions: Sequence[SupportsIndex], num_heads: SupportsIndex
-) -> None:
+def commit_nodes(state: SequenceState, tokens: Tokens, accepted_positions: Sequence[SupportsIndex], num_heads: SupportsIndex) -> None:
     """The accepted nodes of a flattened tree: each was computed at its position."""
     shared = state.shared
     positions = to_counts(to_list(accepted_positions, "accepted_positions"), "one of accepted_positions")

@@ -61,9 +61,7 @@ class TransferLease(Handle):
     def __enter__(self) -> TransferLease:
         return self
 
-    def __exit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         # After an error the other side may still be writing.
         if error is None and self.is_open:
             self.settle()

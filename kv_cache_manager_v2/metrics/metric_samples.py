@@ -85,12 +85,8 @@ def _sample_slots(snapshot: ManagerSnapshot, tiers: list[str]) -> list[MetricSam
     ratio = MetricSamples(
         "cache_usage_ratio", GAUGE, "Slots that sequences need, over all; pages kept for reuse do not count", ("tier", "pool_group")
     )
-    blocks = MetricSamples(
-        "blocks", GAUGE, "Slots by state: needed by sequences, kept for reuse, free", ("tier", "pool_group", "state")
-    )
-    copies = MetricSamples(
-        "clean_copies", GAUGE, "Free slots with a clean copy of a page on a warmer level", ("tier", "pool_group")
-    )
+    blocks = MetricSamples("blocks", GAUGE, "Slots by state: needed by sequences, kept for reuse, free", ("tier", "pool_group", "state"))
+    copies = MetricSamples("clean_copies", GAUGE, "Free slots with a clean copy of a page on a warmer level", ("tier", "pool_group"))
     refusals = MetricSamples("refusals", COUNTER, "Calls refused because slots were missing there", ("tier", "pool_group"))
     closed = MetricSamples("level_closed", GAUGE, "1 if the level takes no more pages: its disk failed to take a write", ("tier",))
     failed = MetricSamples(
@@ -164,11 +160,7 @@ def _sample_movements(usage: UsageStatistics, tiers: list[str]) -> list[MetricSa
     blocks = MetricSamples("transfer_blocks", COUNTER, "Pages copied between tiers or within one", ("src", "dst"))
     for source, source_name in enumerate(tiers):
         for target, target_name in enumerate(tiers):
-            moved = [
-                transfer
-                for transfer in usage.transfers
-                if transfer.source_level == source and transfer.target_level == target
-            ]
+            moved = [transfer for transfer in usage.transfers if transfer.source_level == source and transfer.target_level == target]
             num_bytes.add((source_name, target_name), float(sum([transfer.bytes for transfer in moved])))
             blocks.add((source_name, target_name), float(sum([transfer.blocks for transfer in moved])))
     evicted = MetricSamples("evicted_blocks", COUNTER, "Pages dropped for good, by tier and reason", ("tier", "reason"))

@@ -88,8 +88,7 @@ class LayerMaker:
             return 1
         if num_kv_heads % self._ranks != 0:
             raise self.fields.fail(
-                f"num_key_value_heads is {num_kv_heads}, which tensor_parallel={self._ranks} can neither divide nor repeat",
-                layer_id
+                f"num_key_value_heads is {num_kv_heads}, which tensor_parallel={self._ranks} can neither divide nor repeat", layer_id
             )
         return num_kv_heads // self._ranks
 

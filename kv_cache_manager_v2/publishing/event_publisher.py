@@ -45,7 +45,6 @@ from .wire_translator import WireTranslator
 from .wire_writer import DIALECTS, MAP, WireWriter
 
 
-
 @final
 class PublishedBatch:
     __slots__ = ("sequence", "payload")
@@ -326,9 +325,7 @@ class KVCacheEventPublisher(Handle):
     def __enter__(self) -> KVCacheEventPublisher:
         return self
 
-    def __exit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self.close()
 
     def close(self) -> None:

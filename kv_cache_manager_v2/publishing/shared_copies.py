@@ -29,9 +29,7 @@ class SharedChange:
 
     __slots__ = ("salt", "blocks", "pages", "gone")
 
-    def __init__(
-        self, salt: int | str | None, blocks: SharedBlocks | None, pages: list[tuple[int, int, bytes]], gone: list[bytes]
-    ) -> None:
+    def __init__(self, salt: int | str | None, blocks: SharedBlocks | None, pages: list[tuple[int, int, bytes]], gone: list[bytes]) -> None:
         self.salt: Final = salt
         self.blocks: Final = blocks
         self.pages: Final = pages

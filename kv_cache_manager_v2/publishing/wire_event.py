@@ -81,10 +81,7 @@ class BlockStored(WireEvent):
         )  # fmt: skip
 
     def __repr__(self) -> str:
-        return (
-            f"BlockStored({self.hashes}, parent={self.parent_hash}, tokens={self.token_ids}, medium={self.medium}, "
-            f"group={self.group})"
-        )
+        return f"BlockStored({self.hashes}, parent={self.parent_hash}, tokens={self.token_ids}, medium={self.medium}, group={self.group})"
 
 
 @final

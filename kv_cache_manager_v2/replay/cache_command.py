@@ -28,15 +28,12 @@ _NO_FAULTS: Final[list[str]] = []
 def add_cache_options(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="cache_action", metavar="ACTION", required=True)
     codes = describe_exit_codes("cache")
-    listing = actions.add_parser(
-        "ls", help="what is there, by model and scope", description="List what durable levels have.", epilog=codes
-    )
+    listing = actions.add_parser("ls", help="what is there, by model and scope", description="List what durable levels have.", epilog=codes)
     _add_folder(listing)
     listing.add_argument("--json", action="store_true", help="the figures as JSON instead of tables")
     listing.add_argument("--salts", action="store_true", help="the salts as they are; a person who knows one can test what its tenant asks")
     check = actions.add_parser(
-        "verify", help="read every page, compare checksums", description="Read every page and compare it with its checksums.",
-        epilog=codes,
+        "verify", help="read every page, compare checksums", description="Read every page and compare it with its checksums.", epilog=codes
     )
     _add_folder(check)
     check.add_argument("--json", action="store_true", help="the result as JSON instead of sentences")
@@ -46,7 +43,10 @@ def add_cache_options(parser: argparse.ArgumentParser) -> None:
     )
     _add_folder(removal)
     removal.add_argument(
-        "--salt", action="append", default=[], metavar="SALT",
+        "--salt",
+        action="append",
+        default=[],
+        metavar="SALT",
         help="only reuse scopes with that salt, an int or a text that is written so; may be given several times",
     )
     removal.add_argument("--incomplete", action="store_true", help="also a level of which parts are not found; these stay where they are")
@@ -54,9 +54,7 @@ def add_cache_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_folder(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "folder", metavar="FOLDER", help="the path of a durable DiskCacheTierConfig, or one kvcm-... folder in it"
-    )
+    parser.add_argument("folder", metavar="FOLDER", help="the path of a durable DiskCacheTierConfig, or one kvcm-... folder in it")
     parser.add_argument(
         "more_paths", metavar="PATH", nargs="*", help="where its further paths are now, if they have moved since a manager had the level"
     )
@@ -168,9 +166,7 @@ def _describe(contents: FolderContents, scopes: list[ScopeFigures]) -> str:
     else:
         rows = [["scope", "blocks", "tokens", "pages", "bytes"]]
         for scope in scopes:
-            rows.append(
-                [_name_scope(scope.salt), f"{scope.blocks:,}", f"{scope.tokens:,}", f"{scope.pages:,}", format_bytes(scope.bytes)]
-            )
+            rows.append([_name_scope(scope.salt), f"{scope.blocks:,}", f"{scope.tokens:,}", f"{scope.pages:,}", format_bytes(scope.bytes)])
         lines.extend(["  " + line for line in aligned(rows)])
     return "\n".join(lines) + "\n"
 

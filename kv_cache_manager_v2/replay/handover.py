@@ -61,18 +61,12 @@ class Handover:
         from_slots = source.get_base_page_indices(group).tolist()
         to_slots = target.get_base_page_indices(group).tolist()
         needed = [block for block in range(begin, len(to_slots)) if to_slots[block] != BAD_PAGE_INDEX]
-        self._copy_slots(
-            source, target, group, [from_slots[block] for block in needed], [to_slots[block] for block in needed]
-        )
+        self._copy_slots(source, target, group, [from_slots[block] for block in needed], [to_slots[block] for block in needed])
 
     def _copy_state(self, source: KVCache, target: KVCache, group: LayerGroupId) -> None:
-        self._copy_slots(
-            source, target, group, [source.get_ssm_block_base_index(group)], [target.get_ssm_block_base_index(group)]
-        )
+        self._copy_slots(source, target, group, [source.get_ssm_block_base_index(group)], [target.get_ssm_block_base_index(group)])
 
-    def _copy_slots(
-        self, source: KVCache, target: KVCache, group: LayerGroupId, from_slots: list[int], to_slots: list[int]
-    ) -> None:
+    def _copy_slots(self, source: KVCache, target: KVCache, group: LayerGroupId, from_slots: list[int], to_slots: list[int]) -> None:
         for pages in self._pages_of(source, group):
             batch = CopyBatch(CacheTier.GPU_MEM, CacheTier.GPU_MEM, pages[1])
             to_base = self._pages_of(target, group)[pages[2]][0]

@@ -40,9 +40,7 @@ td { overflow-wrap: anywhere } td:first-child { font-weight: 600; overflow-wrap:
 """
 
 
-def make_html(
-    report: ReplayReport, points: list[TimelinePoint], tiers: list[str], curves: list[MeasuredCurve], command: str
-) -> str:
+def make_html(report: ReplayReport, points: list[TimelinePoint], tiers: list[str], curves: list[MeasuredCurve], command: str) -> str:
     """``curves``: of each tier, then of other policies; empty: the page says that nothing was served again."""
     name = os.path.basename(report.workload)  # of a trace, its path
     title = html.escape(f"Replay of {name}: {report.hit_rate:.1%} of the prompt tokens were reused")

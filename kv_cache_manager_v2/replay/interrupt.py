@@ -10,7 +10,6 @@ from types import FrameType, TracebackType
 from typing import Any, final
 
 
-
 @final
 class InterruptFlag:
     """A context manager: within it, Ctrl-C raises the flag."""
@@ -28,9 +27,7 @@ class InterruptFlag:
             self._is_installed = True
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
         self._uninstall()
 
     def is_raised(self) -> bool:

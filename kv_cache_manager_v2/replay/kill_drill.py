@@ -206,8 +206,6 @@ def _without_earlier(requests: list[Request]) -> list[Request]:
     for request in requests:
         known.add(request.id)
         if request.after is not None and request.after not in known:
-            request = Request(
-                request.id, request.arrival_ms, request.segment_codes, request.segment_lengths, request.num_output_tokens
-            )
+            request = Request(request.id, request.arrival_ms, request.segment_codes, request.segment_lengths, request.num_output_tokens)
         result.append(request)
     return result

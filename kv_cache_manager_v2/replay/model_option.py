@@ -46,9 +46,7 @@ def add_model_options(group: "argparse._ActionsContainer") -> None:
 
 def find_model(options: argparse.Namespace, parser: argparse.ArgumentParser, name: str | None) -> ServedModel:
     """The model of that name or file. `BadInputError` for a file that is no model; usage errors leave through ``parser.error``."""
-    given = [
-        option for option in ("--tp", "--pp", "--stage", "--dtype", "--family", "--sinks") if getattr(options, option[2:]) is not None
-    ]
+    given = [option for option in ("--tp", "--pp", "--stage", "--dtype", "--family", "--sinks") if getattr(options, option[2:]) is not None]
     if options.stage is not None and (options.pp is None or options.stage >= options.pp):
         parser.error(f"--stage {options.stage} is one of the stages that --pp divides the model into, from 0 on")
     if name is None or name in PRESETS:
@@ -63,8 +61,7 @@ def find_model(options: argparse.Namespace, parser: argparse.ArgumentParser, nam
             parser.error(f"{given[0]} is about a config.json; {name} is a configuration of this library, whose layers are exact")
         return ConfiguredModel(os.path.basename(name), config.layers, config.tokens_per_block, config)
     try:
-        model = read_model(name, options.dtype or AUTO, options.tp or 1, options.pp or 1, options.stage, options.family,
-            options.sinks or 0)
+        model = read_model(name, options.dtype or AUTO, options.tp or 1, options.pp or 1, options.stage, options.family, options.sinks or 0)
     except ModelConfigError as error:
         text = str(error)
         raise BadInputError(text if text.startswith(name) else f"{name}: {text}") from None

@@ -90,9 +90,7 @@ def was_interrupted(curves: Sequence[MeasuredCurve]) -> bool:
 _INTERRUPTED: Final = "not served: Ctrl-C came before"
 
 
-def _measure(
-    plan: ReplayPlan, present: ReplayReport, size: float, console: Console, text: str, is_interrupted: bool
-) -> MeasuredRate:
+def _measure(plan: ReplayPlan, present: ReplayReport, size: float, console: Console, text: str, is_interrupted: bool) -> MeasuredRate:
     if is_interrupted:
         return MeasuredRate(size, None, _INTERRUPTED)
     try:

@@ -59,9 +59,7 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
         help="of those, tokens that are there before the step (default: all but one, a decode step; 0: a prefill)",
     )  # fmt: skip
     parser.add_argument("--batch", type=to_positive, metavar="N", help="ask whether N such sequences run together")
-    parser.add_argument(
-        "--system-prompt", type=to_count, default=0, metavar="N", help="tokens that all have in common (default: 0)"
-    )
+    parser.add_argument("--system-prompt", type=to_count, default=0, metavar="N", help="tokens that all have in common (default: 0)")
     parser.add_argument(
         "--typical-length", type=to_tokens, metavar="N",
         help="divide the memory between pool groups for sequences of this length (default: --length)",
@@ -137,9 +135,7 @@ def _config(options: argparse.Namespace, model: ServedModel) -> KVCacheManagerCo
     scratch = SwaScratchReuseConfig() if options.scratch else None
     if given is None:
         padding = SMALL_PADDING if options.equal_slots else None
-        return KVCacheManagerConfig(
-            tokens_per_block, tiers, layers, typical_step=step, swa_scratch_reuse=scratch, max_slot_padding=padding
-        )
+        return KVCacheManagerConfig(tokens_per_block, tiers, layers, typical_step=step, swa_scratch_reuse=scratch, max_slot_padding=padding)
     return replace(
         given,
         cache_tiers=tiers,

@@ -103,13 +103,9 @@ def compare_levels(
     return _source(blocks, (), tuple(rows), hints_name)
 
 
-def _source(
-    blocks: BlockRequests, rows: tuple[ComparisonRow, ...], level_rows: tuple[LevelRow, ...], hints: str
-) -> SourceComparison:
+def _source(blocks: BlockRequests, rows: tuple[ComparisonRow, ...], level_rows: tuple[LevelRow, ...], hints: str) -> SourceComparison:
     num_requests = len(blocks.requests)
-    return SourceComparison(
-        blocks.name, num_requests, blocks.num_accesses, blocks.num_blocks, rows, level_rows, hints, blocks.block_tokens
-    )
+    return SourceComparison(blocks.name, num_requests, blocks.num_accesses, blocks.num_blocks, rows, level_rows, hints, blocks.block_tokens)
 
 
 def comparison_header(source: SourceComparison) -> tuple[str, ...]:

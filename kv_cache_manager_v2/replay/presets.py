@@ -57,9 +57,7 @@ class ModelPreset(ServedModel):
 
     __slots__ = ("name", "source", "layers", "bytes_per_element")
 
-    def __init__(
-        self, name: str, source: str, layers: Sequence[LayerShape | StateShape], bytes_per_element: int = 2
-    ) -> None:
+    def __init__(self, name: str, source: str, layers: Sequence[LayerShape | StateShape], bytes_per_element: int = 2) -> None:
         self.name: Final = name
         self.source: Final = source
         self.layers: Final[tuple[LayerShape | StateShape, ...]] = tuple(layers)

@@ -60,8 +60,9 @@ def add_replay_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_source_options(parser: argparse.ArgumentParser) -> None:
     source = parser.add_argument_group("what to serve")
-    source.add_argument("trace", nargs="?", metavar="TRACE",
-        help="a log of requests: its format is recognised; - is the standard input (docs/logs.md)")
+    source.add_argument(
+        "trace", nargs="?", metavar="TRACE", help="a log of requests: its format is recognised; - is the standard input (docs/logs.md)"
+    )
     source.add_argument("--workload", choices=WORKLOAD_NAMES, help="make one instead (default: mix)")
     source.add_argument("--seed", type=int, default=0, help="of the workload (default: 0)")
     source.add_argument(
@@ -132,9 +133,7 @@ def _add_serving_options(parser: argparse.ArgumentParser) -> None:
         "--speculate", type=to_drafts, metavar="N",
         help="generate with N draft tokens a step, of which the wrong ones are taken back",
     )  # fmt: skip
-    serving.add_argument(
-        "--beams", type=to_beams, metavar="N", help="generate with N beams, of which one has the answer"
-    )
+    serving.add_argument("--beams", type=to_beams, metavar="N", help="generate with N beams, of which one has the answer")
     serving.add_argument(
         "--disaggregate", action="store_true",
         help="compute prompts on one manager and decode on a second one of the same size, pages copied between them",
@@ -151,9 +150,7 @@ def _add_serving_options(parser: argparse.ArgumentParser) -> None:
         help="of a step and of each input, 20ms+50us; or two measured steps, inputs=ms: 1=20,2048=122 (default: 20ms+50us)",
     )  # fmt: skip
     serving.add_argument("--max-running", type=to_positive, default=64, metavar="N", help="default: %(default)s")
-    serving.add_argument(
-        "--token-budget", type=to_tokens, default=8192, metavar="N", help="input tokens per step (default: %(default)s)"
-    )
+    serving.add_argument("--token-budget", type=to_tokens, default=8192, metavar="N", help="input tokens per step (default: %(default)s)")
     serving.add_argument(
         "--chunk", type=to_tokens, default=2048, metavar="N",
         help="prompt tokens per request and step (default: %(default)s)",
@@ -166,9 +163,7 @@ def _add_serving_options(parser: argparse.ArgumentParser) -> None:
         "--no-wait", action="store_true",
         help="resumed requests get inputs when their pages have landed; the order of service then depends on copies",
     )  # fmt: skip
-    serving.add_argument(
-        "--prefetch", action="store_true", help="ask for the pages of suspended requests a step ahead"
-    )
+    serving.add_argument("--prefetch", action="store_true", help="ask for the pages of suspended requests a step ahead")
 
 
 def _add_result_options(parser: argparse.ArgumentParser) -> None:
@@ -176,9 +171,7 @@ def _add_result_options(parser: argparse.ArgumentParser) -> None:
     checks.add_argument("--verify", action="store_true", help="run the fake engine and check every byte that is read")
     checks.add_argument("--check-invariants", action="store_true", help="check all invariants after every step (slow)")
     checks.add_argument("--json", metavar="FILE", help="write the report there too; - is the output, without the table")
-    checks.add_argument(
-        "--report", metavar="FILE", help="write a page with plots there (HTML, needs nothing else)"
-    )
+    checks.add_argument("--report", metavar="FILE", help="write a page with plots there (HTML, needs nothing else)")
     checks.add_argument(
         "--report-sizes", type=to_sizes, default=DEFAULT_SIZES, metavar="LIST",
         help="for the page: serve again with each tier so many times as large, or with none at other sizes (default: 0.25,0.5,2,4,8)",

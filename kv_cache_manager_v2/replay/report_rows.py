@@ -26,8 +26,8 @@ def figure_rows(report: ReplayReport) -> list[Row]:
         ("pool groups", _describe_split(report)),
         ("scratch slots", "on" if report.scratch else "off"),
         (
-            "served with", f"{report.max_running:,} running at most, {report.token_budget:,} inputs a step, chunks of "
-            f"{report.chunk_tokens:,}",
+            "served with",
+            f"{report.max_running:,} running at most, {report.token_budget:,} inputs a step, chunks of {report.chunk_tokens:,}",
         ),
         ("device", f"{report.device}, {'compiled' if report.compiled else 'interpreted'}, version {report.version}"),
         ("requests", done),
@@ -142,10 +142,7 @@ def tier_tables(report: ReplayReport) -> list[list[tuple[str, ...]]]:
     """Tables with their headers: the levels, and what went from one to another. None where there is one level only."""
     if len(report.tiers) == 1:
         return []
-    return [
-        [TIER_HEADER, *tier_rows(report.tiers)],
-        [TRANSFER_HEADER, *transfer_rows(report.tiers, report.transfers)],
-    ]
+    return [[TIER_HEADER, *tier_rows(report.tiers)], [TRANSFER_HEADER, *transfer_rows(report.tiers, report.transfers)]]
 
 
 def format_bytes(num_bytes: int) -> str:

@@ -69,9 +69,7 @@ class Scheduler:
         self._ledger: Final = PrefixLedger()
         self._tokens_per_block: Final[int] = calls.manager.tokens_per_block
         self._has_colder_tiers: Final[bool] = len(calls.manager.cache_tier_list) > 1
-        self._has_state: Final[bool] = any(
-            [isinstance(layer, SsmLayerConfig) for layer in calls.manager.init_config.layers]
-        )
+        self._has_state: Final[bool] = any([isinstance(layer, SsmLayerConfig) for layer in calls.manager.init_config.layers])
         self._running: Final[list[ServedRequest]] = []
         """Oldest first, as `_preempted`."""
         self._preempted: Final[list[ServedRequest]] = []

@@ -32,9 +32,7 @@ def run_selftest_command(options: argparse.Namespace, parser: argparse.ArgumentP
     sys.stdout.write(f"device    {device.name}\n")
     device.close()
     model = PRESETS["gpt-oss-20b"]
-    plan = ReplayPlan(
-        make_workload("mix", 0, 8), model, memory_bytes=2 << 20, shrink=model.max_shrink, verify=True, check_invariants=True
-    )
+    plan = ReplayPlan(make_workload("mix", 0, 8), model, memory_bytes=2 << 20, shrink=model.max_shrink, verify=True, check_invariants=True)
     report = run_replay(plan, Console())
     sys.stdout.write(f"replay    {report.requests} requests, {report.prompt_tokens:,} prompt tokens, {report.verdict}\n")
     is_right = report.requests == 8 and report.mismatches == 0 and report.failure is None and report.checked_bytes > 0

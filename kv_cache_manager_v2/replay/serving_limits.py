@@ -19,9 +19,7 @@ class ServingLimits(Value):
         if max_running < 1 or chunk_tokens < 1:
             raise ValueError(f"max_running is {max_running}, chunk_tokens is {chunk_tokens}; both are at least 1")
         if token_budget < max_running:
-            raise ValueError(
-                f"token_budget is {token_budget}, under max_running {max_running}: each running request needs one token"
-            )
+            raise ValueError(f"token_budget is {token_budget}, under max_running {max_running}: each running request needs one token")
         if not 0.0 <= preempt_share <= 1.0:
             raise ValueError(f"preempt_share is {preempt_share}; it is between 0 (never) and 1 (all, after every step)")
         self.max_running: Final = max_running

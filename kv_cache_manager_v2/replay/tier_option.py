@@ -25,9 +25,7 @@ class LowerTier(Value):
     is_durable: bool = False
     more_paths: tuple[str, ...] = ()
 
-    def tier_config(
-        self, temporary_folder: str, policy: EvictionPolicy, model_id: ModelId
-    ) -> HostCacheTierConfig | DiskCacheTierConfig:
+    def tier_config(self, temporary_folder: str, policy: EvictionPolicy, model_id: ModelId) -> HostCacheTierConfig | DiskCacheTierConfig:
         """``model_id``: of a durable disk."""
         if self.kind == "host":
             return HostCacheTierConfig(self.num_bytes, eviction_policy=policy)

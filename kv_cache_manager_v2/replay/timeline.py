@@ -70,9 +70,7 @@ def _take_point(tally: Tally) -> TimelinePoint:
 def tier_names(manager: KVCacheManager) -> list[str]:
     """Of the cache levels, numbered where there are two of a kind."""
     names = [TIER_NAMES[tier.name] for tier in manager.cache_tier_list]
-    return [
-        f"{name} {names[:level].count(name) + 1}" if names.count(name) > 1 else name for level, name in enumerate(names)
-    ]
+    return [f"{name} {names[:level].count(name) + 1}" if names.count(name) > 1 else name for level, name in enumerate(names)]
 
 
 TIER_NAMES: Final = {"GPU_MEM": "gpu", "HOST_MEM": "host", "DISK": "disk"}

@@ -88,9 +88,7 @@ class WorkloadSummary(Value):
 
     __slots__ = ("num_requests", "num_prompt_tokens", "num_output_tokens", "longest_tokens")
 
-    def __init__(
-        self, num_requests: int = 0, num_prompt_tokens: int = 0, num_output_tokens: int = 0, longest_tokens: int = 0
-    ) -> None:
+    def __init__(self, num_requests: int = 0, num_prompt_tokens: int = 0, num_output_tokens: int = 0, longest_tokens: int = 0) -> None:
         self.num_requests = num_requests
         self.num_prompt_tokens = num_prompt_tokens
         self.num_output_tokens = num_output_tokens

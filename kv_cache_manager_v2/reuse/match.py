@@ -45,9 +45,7 @@ class Matcher:
 
     __slots__ = ("_tree", "_rows", "_tokens_per_block", "_unbounded", "_windowed", "_windowed_cycles", "_partial")
 
-    def __init__(
-        self, tree: RadixTree, life_cycles: LifeCycleRegistry, tokens_per_block: int, enable_partial_reuse: bool
-    ) -> None:
+    def __init__(self, tree: RadixTree, life_cycles: LifeCycleRegistry, tokens_per_block: int, enable_partial_reuse: bool) -> None:
         self._tree: Final = tree
         self._rows: Final[PageRows] = tree.storage.rows
         self._tokens_per_block: Final[i64] = tokens_per_block

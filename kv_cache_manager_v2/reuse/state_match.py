@@ -28,9 +28,7 @@ class StateMatch:
 
     __slots__ = ("match", "attention_tokens", "state_tokens", "snapshot", "branch_tokens", "known_blocks", "extends")
 
-    def __init__(
-        self, match: Match, attention_tokens: i64, state_tokens: i64, snapshot: Block | None, branch_tokens: i64
-    ) -> None:
+    def __init__(self, match: Match, attention_tokens: i64, state_tokens: i64, snapshot: Block | None, branch_tokens: i64) -> None:
         self.match: Final = match
         self.attention_tokens: Final = attention_tokens
         self.state_tokens: Final = state_tokens
@@ -101,7 +99,7 @@ class StateMatcher:
                 block = attention.blocks[ordinal - 1]
                 num_tokens = ordinal * size
                 if self._has_snapshot(block) and self._matcher.has_windows(attention.blocks, ordinal, num_tokens):
-                    match = Match(attention.blocks[:int(ordinal)], num_tokens)
+                    match = Match(attention.blocks[: int(ordinal)], num_tokens)
                     return StateMatch(match, attention_tokens, num_tokens, block, branch_tokens)
             ordinal -= 1
         return StateMatch(Match([], 0), attention_tokens, 0, None, branch_tokens)
@@ -141,7 +139,7 @@ class StateMatcher:
             key = self._tree.key_of(snapshot)
             longest = len(key) // TOKEN_BYTES
             # Whichever child begins like that may serve the attention's part; the snapshot's block need not have any.
-            match = self._matcher.find_partial(parent, key, attention.blocks[:int(ordinal)])
+            match = self._matcher.find_partial(parent, key, attention.blocks[: int(ordinal)])
             if match is not None and match.num_tokens == ordinal * self._tokens_per_block + longest:
                 return StateMatch(match, attention.num_tokens, match.num_tokens, snapshot, branch_tokens)
             longest -= 1

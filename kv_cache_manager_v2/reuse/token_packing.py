@@ -41,9 +41,7 @@ def pack_tokens(tokens: object, digests: DigestTable, acquire: bool, name: str =
     except TypeError:
         if isinstance(tokens, Sequence):
             return _pack_list(list(tokens), digests, acquire, name)
-        raise TypeError(
-            f"{name} must be a sequence of int / bytes or an integer buffer, not {type(tokens).__name__}"
-        ) from None
+        raise TypeError(f"{name} must be a sequence of int / bytes or an integer buffer, not {type(tokens).__name__}") from None
     except ValueError as error:  # numpy: "cannot include dtype 'M' in a buffer"
         raise TypeError(f"{name} must be integers: {error}") from error
     if view.ndim == 0:

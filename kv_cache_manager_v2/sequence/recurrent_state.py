@@ -71,11 +71,7 @@ def begin_with(state: SequenceState, found: StateMatch, packed: bytes, prompt_le
     every = policy.every_num_blocks
     interval = 0 if every is None else every * int(shared.tokens_per_block)
     state.recurrent.snapshot_plan = SnapshotPlan(
-        planned,
-        interval,
-        max(num_input_tokens, prompt_length),
-        int(shared.recurrent.num_state_slots) - 1,
-        int(found.match.num_tokens),
+        planned, interval, max(num_input_tokens, prompt_length), int(shared.recurrent.num_state_slots) - 1, int(found.match.num_tokens)
     )
 
 

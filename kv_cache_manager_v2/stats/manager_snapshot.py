@@ -11,9 +11,7 @@ from .usage_statistics import UsageStatistics
 class ManagerSnapshot:
     __slots__ = ("usage", "levels", "num_active", "num_suspended")
 
-    def __init__(
-        self, usage: UsageStatistics | None, levels: list[list[StorageStatistics]], num_active: int, num_suspended: int
-    ) -> None:
+    def __init__(self, usage: UsageStatistics | None, levels: list[list[StorageStatistics]], num_active: int, num_suspended: int) -> None:
         self.usage: Final = usage
         """None with ``enable_stats=False``."""
         self.levels: Final = levels

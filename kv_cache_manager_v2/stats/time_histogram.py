@@ -20,9 +20,7 @@ class TimeHistogram(Value):
     counts: Final[vec[i64]]
     total_seconds: float
 
-    def __init__(
-        self, bounds: Sequence[float], counts: Sequence[int] | None = None, total_seconds: float = 0.0
-    ) -> None:
+    def __init__(self, bounds: Sequence[float], counts: Sequence[int] | None = None, total_seconds: float = 0.0) -> None:
         self.bounds = bounds
         self.counts = vec[i64]([0] * (len(bounds) + 1) if counts is None else counts)
         self.total_seconds = total_seconds

@@ -49,16 +49,7 @@ class BounceSlots:
         """By pool group and pool."""
         return [[memory.address for memory in ranges] for ranges in self._ranges]
 
-    def swap(
-        self,
-        stream: int,
-        pool_group: i64,
-        low: PoolGroup,
-        low_slot: i64,
-        high: PoolGroup,
-        high_slot: i64,
-        waits: bool,
-    ) -> None:
+    def swap(self, stream: int, pool_group: i64, low: PoolGroup, low_slot: i64, high: PoolGroup, high_slot: i64, waits: bool) -> None:
         """Enqueue the exchange; where the device refuses a copy, the exchange is undone and its error raised.
 
         An assertion fails where it refuses to undo it as well: then bytes of a held page are lost, and the manager is broken.
@@ -141,15 +132,7 @@ class BounceSlots:
             self._swap_back(stream, pool_group, len(low.slot_bytes), low, low_slot, high, high_slot, why)
 
     def _swap_back(
-        self,
-        stream: int,
-        pool_group: i64,
-        num_pools: i64,
-        low: PoolGroup,
-        low_slot: i64,
-        high: PoolGroup,
-        high_slot: i64,
-        why: Exception,
+        self, stream: int, pool_group: i64, num_pools: i64, low: PoolGroup, low_slot: i64, high: PoolGroup, high_slot: i64, why: Exception
     ) -> None:
         """Swapped again, what was swapped is back: the first pools. Disk reads for it are waited for: no later call looks at them."""
         is_disk = low.tier == CacheTier.DISK
@@ -161,15 +144,7 @@ class BounceSlots:
             raise _describe_lost_bytes(why) from why
 
     def _swap_pool(
-        self,
-        stream: int,
-        pool_group: i64,
-        pool: i64,
-        low: PoolGroup,
-        low_slot: i64,
-        high: PoolGroup,
-        high_slot: i64,
-        waits: bool,
+        self, stream: int, pool_group: i64, pool: i64, low: PoolGroup, low_slot: i64, high: PoolGroup, high_slot: i64, waits: bool
     ) -> None:
         num_bytes = low.slot_bytes[pool]
         bounce_address: i64 = self._ranges[pool_group][pool].address
@@ -211,9 +186,7 @@ class BounceSlots:
         except StorageIOError:
             return
 
-    def _copy(
-        self, stream: int, target_tier: CacheTier, target: i64, source_tier: CacheTier, source: i64, num_bytes: i64
-    ) -> None:
+    def _copy(self, stream: int, target_tier: CacheTier, target: i64, source_tier: CacheTier, source: i64, num_bytes: i64) -> None:
         batch = CopyBatch(target_tier, source_tier, num_bytes)
         batch.add(target, source)
         self._device.copy_batch(stream, batch)

@@ -103,9 +103,7 @@ class CleanCopies:
 
     __slots__ = ("num_copies", "_rows", "_order", "_allocators", "_num_pool_groups", "_lines", "_places", "_read_points")
 
-    def __init__(
-        self, rows: PageRows, order: StreamOrder, allocators: list[SlotAllocator], num_pool_groups: i64, num_levels: int
-    ) -> None:
+    def __init__(self, rows: PageRows, order: StreamOrder, allocators: list[SlotAllocator], num_pool_groups: i64, num_levels: int) -> None:
         self.num_copies: i64 = 0
         self._rows: Final = rows
         self._order: Final = order

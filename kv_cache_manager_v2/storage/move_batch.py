@@ -82,9 +82,7 @@ class MoveBatch:
             storage.reads.record(point, source_level, source, self.pages, self.sources, len(self.pages))
         return point
 
-    def settle(
-        self, position: i64, source_index: i64, level: i64, pool_group: i64, point: i64, account: PageCounters | None
-    ) -> None:
+    def settle(self, position: i64, source_index: i64, level: i64, pool_group: i64, point: i64, account: PageCounters | None) -> None:
         """The copy is enqueued: the page has the new slot, and both may be touched after ``point``."""
         storage = self._storage
         target = self.targets[position]
@@ -94,9 +92,7 @@ class MoveBatch:
         storage.allocators[level * storage.num_pool_groups + pool_group].ready[target] = point
         source = self.sources[position]
         durable = storage.durable
-        if durable is not None and storage.copies.has_copy_at(
-            self.pages[position], durable.index * storage.num_pool_groups + pool_group
-        ):
+        if durable is not None and storage.copies.has_copy_at(self.pages[position], durable.index * storage.num_pool_groups + pool_group):
             # A page has one copy: that on the durable level stays, and it leaves none here.
             storage.slots.free_slot(source_index, source, storage.copies.end_read(self.pages[position], point))
         elif level < source_level and is_published(storage, self.pages[position]):
@@ -138,9 +134,7 @@ class MoveBatch:
             position -= 1
 
 
-def _announce_pages(
-    storage: PageStorage, durable: DurableLevel, pool_group: i64, pages: vec[i64], slots: vec[i64], count: i64
-) -> None:
+def _announce_pages(storage: PageStorage, durable: DurableLevel, pool_group: i64, pages: vec[i64], slots: vec[i64], count: i64) -> None:
     """These pages are about to be written to those slots. Pages that are private, or whose own bytes a disk may have failed to read,
     are not recorded."""
     rows = storage.rows

@@ -112,9 +112,7 @@ class Onboarding:
                 put_back(self._storage, page, index % wanted.num_pool_groups)
             index += 1
 
-    def _bring_up_group(
-        self, wanted: OnboardList, pool_group: i64, extra: i64, verify: bool, account: PageCounters | None
-    ) -> None:
+    def _bring_up_group(self, wanted: OnboardList, pool_group: i64, extra: i64, verify: bool, account: PageCounters | None) -> None:
         storage = self._storage
         target_level = wanted.target_level
         allocator = storage.allocators[target_level * wanted.num_pool_groups + pool_group]
@@ -198,9 +196,7 @@ class Onboarding:
                 f"reading {len(failed)} of {len(pages)} pages of pool group {pool_group} from level {level} (DISK) failed; {text}"
             )
 
-    def _swap_up(
-        self, wanted: OnboardList, page: i64, level: i64, pool_group: i64, verify: bool, account: PageCounters | None
-    ) -> None:
+    def _swap_up(self, wanted: OnboardList, page: i64, level: i64, pool_group: i64, verify: bool, account: PageCounters | None) -> None:
         """Every level is full of pages that must stay: a held page of level 0 goes where ``page`` comes from."""
         storage = self._storage
         assert wanted.target_level == _TOP, "pages are swapped with level 0 only"

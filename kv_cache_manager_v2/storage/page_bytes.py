@@ -24,9 +24,7 @@ def copy_page(storage: PageStorage, source: i64, target: i64, pool_group: i64, s
         storage.device.copy_batch(stream, batch)
 
 
-def copy_slots_at_once(
-    storage: PageStorage, pool_groups: vec[i64], sources: vec[i64], targets: vec[i64], stream: int
-) -> None:
+def copy_slots_at_once(storage: PageStorage, pool_groups: vec[i64], sources: vec[i64], targets: vec[i64], stream: int) -> None:
     """Enqueue copies of whole slots of level 0 as one batch, which is refused as a whole.
 
     A batch is of one size: the largest that all slots are multiples of. Devices join what lies side by side.

@@ -17,7 +17,6 @@ from .victim_queue import ContentKeys
 from abc import ABCMeta
 
 
-
 class DropWatch(metaclass=ABCMeta):
     """Never fails, decides nothing, changes no page: it may order copies of the bytes, before the slot has its next user."""
 
@@ -69,9 +68,7 @@ class PageOwner(ContentKeys):
         of its own that are useless without this one, and must not allocate."""
 
     @abstractmethod
-    def drop_victims(
-        self, level: i64, pool_group: i64, wanted: i64, cause: i64, account: PageCounters | None
-    ) -> None:
+    def drop_victims(self, level: i64, pool_group: i64, wanted: i64, cause: i64, account: PageCounters | None) -> None:
         """Drop the victims of a queue, one after another, until ``wanted`` slots are free or it is empty.
 
         For each: a page that `find_page_below` names goes first, the digest has the `VICTIM`, and then it is as with

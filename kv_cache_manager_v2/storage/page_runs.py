@@ -61,9 +61,7 @@ def _queue_held(storage: PageStorage, pool_group: i64, level: i64, pages: vec[i6
         storage.held_queues[index].push_run(pages, count)
 
 
-def lock_run(
-    storage: PageStorage, first_pages: vec[i64], life_cycle: i64, begin: i64, end: i64, timeline: i64
-) -> vec[i64]:
+def lock_run(storage: PageStorage, first_pages: vec[i64], life_cycle: i64, begin: i64, end: i64, timeline: i64) -> vec[i64]:
     """`lock` the pages, which are on level 0; their slots."""
     order = storage.order
     words = storage.rows.words
@@ -172,9 +170,7 @@ def set_ready_run(storage: PageStorage, first_pages: vec[i64], life_cycle: i64, 
             ready[place & LOW_MASK] = point
 
 
-def release_run(
-    storage: PageStorage, first_pages: vec[i64], life_cycles: vec[i64], begin: i64, end: i64, timeline: i64, mark: i64
-) -> None:
+def release_run(storage: PageStorage, first_pages: vec[i64], life_cycles: vec[i64], begin: i64, end: i64, timeline: i64, mark: i64) -> None:
     """`unlock_and_release` all pages of published blocks, the last block first, one pool group after the other."""
     if storage.num_pool_groups > 1:
         for group in range(storage.num_pool_groups):

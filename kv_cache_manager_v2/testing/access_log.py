@@ -22,14 +22,7 @@ class Access:
     __slots__ = ("component", "tick", "place", "what", "stack", "ranges", "is_batch")
 
     def __init__(
-        self,
-        component: int,
-        tick: int,
-        place: str,
-        what: str,
-        stack: CallStack,
-        ranges: Sequence[MemoryAccess],
-        is_batch: bool = False,
+        self, component: int, tick: int, place: str, what: str, stack: CallStack, ranges: Sequence[MemoryAccess], is_batch: bool = False
     ) -> None:
         self.component: Final = component
         self.tick: Final = tick

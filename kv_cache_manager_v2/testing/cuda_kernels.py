@@ -258,9 +258,7 @@ class CudaBatchLaunch(BatchLaunch):
         words = [ctypes.c_uint64(argument) for argument in arguments]
         kernel.launch(self._stream, (num_spans, 1, 1), (_THREADS_PER_BLOCK, 1, 1), words)
 
-    def _arguments(
-        self, layer: LayerWork, work: BufferWork, image: SpanImage, pages: npt.NDArray[np.int64]
-    ) -> list[int]:
+    def _arguments(self, layer: LayerWork, work: BufferWork, image: SpanImage, pages: npt.NDArray[np.int64]) -> list[int]:
         """The arguments of both kernels, in the order of their parameters."""
         device_address, layout = self.staging.device.address, work.buffer.layout
         return [

@@ -9,13 +9,7 @@ from typing import Any, Final, TypeAlias, final
 from mypy_extensions import mypyc_attr
 
 from ..base.ids import TokenIdExt
-from ..events.block_digest import (
-    BlockHash,
-    compute_block_digest,
-    compute_root_digest,
-    encode_tokens,
-    show_digest,
-)
+from ..events.block_digest import BlockHash, compute_block_digest, compute_root_digest, encode_tokens, show_digest
 from ..events.event_index import KVCacheEventIndex
 from ..events.event_manager import KVCacheEventManager
 from ..events.kv_cache_event import KVCacheEvent, KVCacheRemovedData, KVCacheStoredData
@@ -39,9 +33,7 @@ def find_published(dump: dict[str, Any], hash_algo: str) -> Places:
         # The digests of the path to the present block, the root's first.
         digests = [compute_root_digest(scope["lora_id"], scope["salt"])]
         for block in scope["blocks"]:
-            tokens: list[TokenIdExt] = [
-                token if isinstance(token, int) else bytes.fromhex(token) for token in block["tokens"]
-            ]
+            tokens: list[TokenIdExt] = [token if isinstance(token, int) else bytes.fromhex(token) for token in block["tokens"]]
             if len(tokens) < dump["tokens_per_block"]:
                 continue
             depth: int = block["depth"]

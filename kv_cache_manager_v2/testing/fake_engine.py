@@ -152,9 +152,7 @@ class FakeEngine(Handle):
             begin = end
         return begin - first
 
-    def replay_states(
-        self, kv_cache: PagedSequence, tokens: Sequence[Any], state_tokens: SupportsIndex, stream: object = None
-    ) -> None:
+    def replay_states(self, kv_cache: PagedSequence, tokens: Sequence[Any], state_tokens: SupportsIndex, stream: object = None) -> None:
         """Advance a recurrent state that is behind to ``tokens``: only the recurrent layers run, nothing else is written.
 
         ``state_tokens``: the number of tokens that the state covers, from `KVCache.match_info`.
@@ -199,9 +197,7 @@ class FakeEngine(Handle):
     def __enter__(self) -> "FakeEngine":
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
         if exc_type is None:
             self.close()
         else:

@@ -197,7 +197,4 @@ def _merged(ranges: list[Ints], is_write: bool) -> list[MemoryAccess]:
     is_first = np.concatenate((np.ones(1, dtype=bool), begs[1:] > ends[:-1]))
     firsts = np.nonzero(is_first)[0]
     lasts = np.concatenate((firsts[1:], np.array([len(begs)]))) - 1
-    return [
-        MemoryAccess(beg, end - beg, is_write)
-        for beg, end in zip(begs[firsts].tolist(), ends[lasts].tolist(), strict=True)
-    ]
+    return [MemoryAccess(beg, end - beg, is_write) for beg, end in zip(begs[firsts].tolist(), ends[lasts].tolist(), strict=True)]

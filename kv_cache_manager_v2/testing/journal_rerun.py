@@ -60,9 +60,7 @@ class RerunMismatch(Exception):
     """The same calls led to another decision: after which call, and what was recorded and found."""
 
 
-def rerun_to(
-    path: Path, device: Device, num_calls: int | None, progress: Callable[[int, int], None] | None = None
-) -> dict[str, Any]:
+def rerun_to(path: Path, device: Device, num_calls: int | None, progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
     """The state dump of the manager after so many calls of the journal, or after the last; errors as from `rerun`.
 
     `ValueError` if the journal has fewer calls.
@@ -76,9 +74,7 @@ def rerun_to(
     return run.dump
 
 
-def rerun(
-    path: Path, device: Device, check_invariants: bool = False, progress: Callable[[int, int], None] | None = None
-) -> RerunResult:
+def rerun(path: Path, device: Device, check_invariants: bool = False, progress: Callable[[int, int], None] | None = None) -> RerunResult:
     """``progress`` gets the bytes done and all bytes, now and then. `JournalError` if the journal cannot be read, `RerunMismatch` at the
     first difference, `OSError` from the file."""
     reader = JournalReader(path.read_bytes())

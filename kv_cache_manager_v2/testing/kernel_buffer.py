@@ -52,9 +52,7 @@ def kernel_buffers(config: KVCacheManagerConfig) -> list[list[KernelBuffer]]:
                 layout = TokenLayout(buffer.size, tokens_per_page)
                 num_sinks = layer.num_sink_tokens or 0
                 expansion = buffer.expansion(config.tokens_per_block)
-                buffers.append(
-                    KernelBuffer(layer.layer_id, buffer.role, False, layer.window_size, num_sinks, layout, expansion)
-                )
+                buffers.append(KernelBuffer(layer.layer_id, buffer.role, False, layer.window_size, num_sinks, layout, expansion))
             else:
                 layout = TokenLayout(buffer.size, 1)
                 num_slots = config.state_checkpoints + 1

@@ -174,9 +174,7 @@ class LaunchPlan:
             converted = np.asarray(converter(np.concatenate(base.indices), self._mode))
         else:
             # Scratch blocks are addressed by ordinal, so these rows are converted one by one.
-            parts = [
-                np.asarray(converter(base.indices[row], self._mode, base.scratch[row])) for row in range(len(self.rows))
-            ]
+            parts = [np.asarray(converter(base.indices[row], self._mode, base.scratch[row])) for row in range(len(self.rows))]
             converted = np.concatenate(parts)
         table: Ints = converted.astype(np.int64)
         self._tables[key + key_of_layer] = table

@@ -21,16 +21,7 @@ _VALUE_BYTES: Final = 8
 class BufferWork:
     """One buffer's share. Page ``i`` is at ``base_address + i * stride_bytes``, ``0 <= i < num_pages``."""
 
-    __slots__ = (
-        "buffer",
-        "base_address",
-        "stride_bytes",
-        "num_pages",
-        "write_image",
-        "write_pages",
-        "check_image",
-        "check_pages",
-    )
+    __slots__ = ("buffer", "base_address", "stride_bytes", "num_pages", "write_image", "write_pages", "check_image", "check_pages")
 
     def __init__(
         self,
@@ -63,9 +54,7 @@ class LayerWork:
 
     __slots__ = ("rows", "buffers", "is_state", "_model")
 
-    def __init__(
-        self, rows: StepRows, buffers: list[BufferWork], is_state: bool, model: list[list[KernelBuffer]]
-    ) -> None:
+    def __init__(self, rows: StepRows, buffers: list[BufferWork], is_state: bool, model: list[list[KernelBuffer]]) -> None:
         self.rows: Final = rows
         self.buffers: Final = buffers
         self.is_state: Final = is_state
@@ -83,17 +72,7 @@ class LayerWork:
         value = image.value_of(span, token_in_page)
         expected = buffer.layout.token_bytes(value ^ buffer.key, token_in_page)
         explanation = "" if found is None else self._explain(buffer, value, found)
-        return KVMismatch(
-            buffer.layer_id,
-            buffer.role,
-            rows.beams[row],
-            block,
-            token,
-            expected,
-            found,
-            rows.sequence_ids[row],
-            explanation,
-        )
+        return KVMismatch(buffer.layer_id, buffer.role, rows.beams[row], block, token, expected, found, rows.sequence_ids[row], explanation)
 
     def _explain(self, buffer: KernelBuffer, value: int, found: bytes) -> str:
         """Whose value the bytes are, if it is one of this batch."""

@@ -101,9 +101,7 @@ class RaceDetector:
         self._log.add(access)
 
     def note_release(self, address_range: AddressRange) -> None:
-        self._log.add(
-            self._begin_host_operation("release of the range", address_range.address, address_range.num_bytes, True)
-        )
+        self._log.add(self._begin_host_operation("release of the range", address_range.address, address_range.num_bytes, True))
 
     def check_host_access(self, address: int, num_bytes: int, is_write: bool) -> None:
         self._check(self._begin_host_operation("access", address, num_bytes, is_write), self.host_clock)

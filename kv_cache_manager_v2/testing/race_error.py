@@ -35,9 +35,7 @@ class RaceError(Exception):
     ``history``: the accesses to these bytes before, oldest first, as far back as the device's log reaches.
     """
 
-    def __init__(
-        self, kind: RaceKind, address: int, num_bytes: int, current: str, earlier: str | None, history: Sequence[str]
-    ) -> None:
+    def __init__(self, kind: RaceKind, address: int, num_bytes: int, current: str, earlier: str | None, history: Sequence[str]) -> None:
         self.kind = kind
         self.address = address
         self.num_bytes = num_bytes

@@ -53,6 +53,4 @@ class ReferenceLease:
     def has_private(self, sequence: ReferenceSequence, group: int, ordinal: int) -> bool:
         """Whether it has that page of a private block of the sequence."""
         number = sequence.shared_private.get(ordinal)
-        return number is not None and any(
-            [page.node is None and (page.number, page.group) == (number, group) for page in self.pages]
-        )
+        return number is not None and any([page.node is None and (page.number, page.group) == (number, group) for page in self.pages])

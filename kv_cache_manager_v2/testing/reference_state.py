@@ -69,9 +69,7 @@ class StateRule:
             return 0
         return self.num_slots * len([s for s in sequences if s.has_state and (s.is_active or not active_only)])
 
-    def count_resume(
-        self, sequence: ReferenceSequence, newly_locked: list[int], least: list[int], most: list[int]
-    ) -> None:
+    def count_resume(self, sequence: ReferenceSequence, newly_locked: list[int], least: list[int], most: list[int]) -> None:
         """Count a resume: the first one allocates the slots, beside the snapshot that it copies; later ones lock them."""
         if sequence.has_state:
             newly_locked[self.group] += self.num_slots

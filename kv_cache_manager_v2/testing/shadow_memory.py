@@ -234,12 +234,7 @@ class ShadowMemory:
 
     def _report(self, kind: RaceKind, access: Access, earlier: Access | None, beg: int, end: int) -> NoReturn:
         raise RaceError(
-            kind,
-            beg,
-            end - beg,
-            access.describe(),
-            None if earlier is None else earlier.describe(),
-            self._log.history(beg, end),
+            kind, beg, end - beg, access.describe(), None if earlier is None else earlier.describe(), self._log.history(beg, end)
         )
 
     def _report_missing(self, access: Access, beg: int, end: int) -> NoReturn:

@@ -33,15 +33,7 @@ from .race_detector import RaceDetector
 from .race_error import RaceError
 from .simulated_disks import SimulatedDisks, make_disk_error
 from .simulated_memory import MAPPED_POISON, UNMAPPED_POISON, AddressRanges
-from .stream_operation import (
-    CopyOperation,
-    FillOperation,
-    KernelOperation,
-    Operation,
-    RecordOperation,
-    SimulatedEvent,
-    WaitOperation,
-)
+from .stream_operation import CopyOperation, FillOperation, KernelOperation, Operation, RecordOperation, SimulatedEvent, WaitOperation
 from .stream_scheduler import StreamQueue, StreamScheduler
 
 _TIERS: Final = (CacheTier.GPU_MEM, CacheTier.HOST_MEM, CacheTier.DISK)
@@ -468,9 +460,7 @@ class SimulatedDevice(RangedDevice):
             if reason is not None:
                 address = operation.dst_addresses[0]
                 beg = self._memory.range_of(address).address
-                operation.write_error = make_disk_error(
-                    self._disks.path_of(beg), address, operation.num_bytes, True, reason
-                )
+                operation.write_error = make_disk_error(self._disks.path_of(beg), address, operation.num_bytes, True, reason)
                 operation.disks = self._disks
                 operation.disk_range = beg
 

@@ -43,11 +43,7 @@ class SimulatedDisks:
 def make_disk_error(path: str, address: int, num_bytes: int, is_write: bool, reason: BaseException) -> StorageIOError:
     what = "write" if is_write else "read"
     return StorageIOError(
-        f"cannot {what} {num_bytes} bytes of the DISK tier in {path} at address {address:#x}: {reason}",
-        path,
-        address,
-        num_bytes,
-        is_write,
+        f"cannot {what} {num_bytes} bytes of the DISK tier in {path} at address {address:#x}: {reason}", path, address, num_bytes, is_write
     )
 
 

@@ -60,9 +60,7 @@ class Step(Handle):
     history: Final[object]
     parents: Final[Sequence[int] | None]
 
-    def __init__(
-        self, kv_cache: PagedSequence, input: object, history: object, parents: Sequence[int] | None = None
-    ) -> None:
+    def __init__(self, kv_cache: PagedSequence, input: object, history: object, parents: Sequence[int] | None = None) -> None:
         # An engine's own sequence is not of our class, but has the needed members.
         if not has_attribute(kv_cache, "is_active") or not has_attribute(kv_cache, "get_base_page_indices"):
             raise TypeError(f"kv_cache must be a KVCache, or have its members, not {type(kv_cache).__name__}")

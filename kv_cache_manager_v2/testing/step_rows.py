@@ -18,9 +18,7 @@ class StepRows:
 
     __slots__ = ("sequence_ids", "beams", "history", "end", "values", "value_offset")
 
-    def __init__(
-        self, sequence_ids: list[object], beams: list[int], num_history_tokens: list[int], values: list[Values]
-    ) -> None:
+    def __init__(self, sequence_ids: list[object], beams: list[int], num_history_tokens: list[int], values: list[Values]) -> None:
         end = np.array([len(values_of_row) for values_of_row in values], dtype=np.int64)
         self.sequence_ids: Final = sequence_ids
         self.beams: Final = beams

@@ -36,9 +36,7 @@ def token_numbers(tokens: object) -> Values:
     if isinstance(tokens, (np.ndarray, array, memoryview)):
         numbers = np.asarray(tokens)
         if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
-            raise TypeError(
-                f"tokens are a {numbers.ndim}-dimensional array of {numbers.dtype}; give a flat one of ints"
-            )
+            raise TypeError(f"tokens are a {numbers.ndim}-dimensional array of {numbers.dtype}; give a flat one of ints")
         return numbers.astype(np.uint64)
     listed = list(cast(Sequence[Any], tokens))
     if bytes in set(map(type, listed)):

@@ -141,9 +141,7 @@ class BufferConfig(ConfigRecord):
 
     def to_core(self) -> layer_config.BufferConfig:
         """The library's own form."""
-        return layer_config.BufferConfig(
-            _as_given(self, "role"), _as_given(self, "size"), _as_given(self, "tokens_per_block_override")
-        )
+        return layer_config.BufferConfig(_as_given(self, "role"), _as_given(self, "size"), _as_given(self, "tokens_per_block_override"))
 
 
 @dataclass

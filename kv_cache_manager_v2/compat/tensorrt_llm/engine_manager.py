@@ -101,9 +101,7 @@ class KVCacheManager(EngineQueries):
     def __enter__(self) -> KVCacheManager:
         return self
 
-    def __exit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self._core.__exit__(error_type, error, traceback)
         unregister_manager(self._core._shared.guard)
 
@@ -153,9 +151,7 @@ class KVCacheManager(EngineQueries):
         is_reported = to_bool(enable_request_stats, "enable_request_stats")
         tokens = self._names.to_plain_tokens(input_tokens) if has_items(input_tokens) else input_tokens
         counts_in_total = id is None or not self._ledger.is_excluded(id)
-        core = self._core.create_kv_cache(
-            scope, tokens, _to_core_id(id), custom_priority_callback, expected_prompt_length, counts_in_total
-        )
+        core = self._core.create_kv_cache(scope, tokens, _to_core_id(id), custom_priority_callback, expected_prompt_length, counts_in_total)
         num_content = int(self._core._matches.num_content)
         counts = self._ledger.open(core._state_for_batch(), id, 0 if tokens is None else len(tokens), is_reported)
         return KVCache(core, self, id, self._ledger, counts, self._names, num_content, is_text)
@@ -175,9 +171,7 @@ class KVCacheManager(EngineQueries):
         tokens = input_tokens[: (ordinal + 1) * size]
         return compute_block_key(tokens, size, to_core_scope(reuse_scope), ordinal)
 
-    def resize_batch(
-        self, kv_caches: Sequence[KVCache], capacities: Sequence[int], history_lengths: Sequence[int] | None = None
-    ) -> int:
+    def resize_batch(self, kv_caches: Sequence[KVCache], capacities: Sequence[int], history_lengths: Sequence[int] | None = None) -> int:
         """`_KVCache.resize` for a step of many sequences, in order; how many from the front succeeded."""
         count = self._core.resize_batch(_to_core_list(kv_caches), capacities, history_lengths)
         self._ledger.record_peaks()

@@ -80,9 +80,7 @@ class KVCache(Handle):
     def __enter__(self) -> KVCache:
         return self
 
-    def __exit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self._keep_tokens()
         self._core.__exit__(error_type, error, traceback)
         self._ledger.close(self._counts)
@@ -191,10 +189,7 @@ class KVCache(Handle):
     # -- tokens -------------------------------------------------------------------------------------------------------
 
     def commit(
-        self,
-        accepted_input_tokens: Any,
-        beam_search_indices: Sequence[SupportsIndex] | None = None,
-        is_end: Given[bool] = False,
+        self, accepted_input_tokens: Any, beam_search_indices: Sequence[SupportsIndex] | None = None, is_end: Given[bool] = False
     ) -> None:
         """The tokens are final. ``is_end``: nothing will be committed after them, and the partial last block is published; of
         recurrent layers the state is kept for reuse.

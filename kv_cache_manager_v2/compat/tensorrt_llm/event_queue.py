@@ -133,9 +133,7 @@ class KVCacheEventManager(Handle):
     def __getattr__(self, name: str) -> Never:
         refuse_name("KVCacheEventManager", name)
 
-    def add_created_event(
-        self, num_blocks_per_cache_level: Sequence[int], layer_group_ids: Sequence[SupportsIndex] | None = None
-    ) -> None:
+    def add_created_event(self, num_blocks_per_cache_level: Sequence[int], layer_group_ids: Sequence[SupportsIndex] | None = None) -> None:
         """One event for each of the layer groups, or one that names none."""
         counts: list[int] = []
         for count in to_list(num_blocks_per_cache_level, "num_blocks_per_cache_level"):
@@ -313,4 +311,3 @@ def _to_group(layer_group_id: SupportsIndex | None) -> int | None:
 
 def _to_diff(diff: kv_cache_event.KVCacheEventDiff | None) -> KVCacheEventDiff | None:
     return None if diff is None else KVCacheEventDiff(diff.old_value, diff.new_value)
-

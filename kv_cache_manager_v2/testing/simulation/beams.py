@@ -19,9 +19,7 @@ from .text_source import TextSource
 _WIDTHS: Final = (1, 1, 2, 2, 3, 4)
 
 
-def change_beams(
-    manager: KVCacheManager, model: ReferenceModel, judge: RoomJudge, sequence: SimulatedSequence, random: Random
-) -> bool:
+def change_beams(manager: KVCacheManager, model: ReferenceModel, judge: RoomJudge, sequence: SimulatedSequence, random: Random) -> bool:
     """Change the width or the order of beams. False if that was refused for lack of slots."""
     if len(sequence.other_texts) > 0 and sequence.model.is_active and random.random() < 0.5:
         width = len(sequence.other_texts) + 1
@@ -37,9 +35,7 @@ def reorder(model: ReferenceModel, sequence: SimulatedSequence, parents: list[in
     sequence.set_texts([list(texts[parent]) for parent in parents])
 
 
-def _change_width(
-    manager: KVCacheManager, model: ReferenceModel, judge: RoomJudge, sequence: SimulatedSequence, width: int
-) -> bool:
+def _change_width(manager: KVCacheManager, model: ReferenceModel, judge: RoomJudge, sequence: SimulatedSequence, width: int) -> bool:
     old_width = len(sequence.other_texts) + 1
     if width > old_width and model.state.group >= 0 and not sequence.model.has_state:
         return True  # a state that several beams start from is counted for one only

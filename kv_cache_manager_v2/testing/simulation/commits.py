@@ -74,9 +74,7 @@ def _commit_as_input(sequence: SimulatedSequence, tokens: list[TokenIdExt], begi
     return False
 
 
-def _commit_as_tree(
-    manager: KVCacheManager, sequence: SimulatedSequence, tokens: list[TokenIdExt], begin: int
-) -> bool:
+def _commit_as_tree(manager: KVCacheManager, sequence: SimulatedSequence, tokens: list[TokenIdExt], begin: int) -> bool:
     """Commit a tree of drafts that is a chain, all of it accepted; False if this sequence cannot have one now."""
     dump = manager.describe()
     sequence.given_end = -1

@@ -22,9 +22,7 @@ def may_fork(model: ReferenceModel, sequence: SimulatedSequence) -> bool:
     return not has_state_below and not model.has_history_in_scratch(sequence.model)
 
 
-def fork_sequence(
-    model: ReferenceModel, judge: RoomJudge, sequence: SimulatedSequence, name: int
-) -> tuple[SimulatedSequence | None, bool]:
+def fork_sequence(model: ReferenceModel, judge: RoomJudge, sequence: SimulatedSequence, name: int) -> tuple[SimulatedSequence | None, bool]:
     """The fork, and whether the call was refused for lack of slots."""
     call = f"fork of sequence {sequence.name}"
     is_misuse = not may_fork(model, sequence) or len(sequence.other_texts) > 0

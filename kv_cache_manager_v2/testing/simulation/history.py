@@ -25,9 +25,7 @@ class History:
         self.num_refused: Final[int] = run.num_refused if run is not None else 0
 
 
-def run_history(
-    scenario: Scenario, positions: Sequence[int] | None = None, trace: bool = False, device: Device | None = None
-) -> History:
+def run_history(scenario: Scenario, positions: Sequence[int] | None = None, trace: bool = False, device: Device | None = None) -> History:
     """Perform the actions, or only those at ``positions``, and end the history. ``device``: as for `SimulatedRun`."""
     run: SimulatedRun | None = None
     position: int | None = None

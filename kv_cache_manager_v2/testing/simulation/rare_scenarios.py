@@ -59,15 +59,7 @@ CHUNKED: Final = {
 }
 CHUNKED_STEP_BLOCKS: Final = 12
 CHUNKED_PROMPT_BLOCKS: Final = 30
-_RESTLESS: Final = {
-    "close": 0.5,
-    "clear": 0.3,
-    "create": 1.5,
-    "resume": 2.0,
-    "suspend": 4.0,
-    "prefetch": 2.0,
-    "resize_level": 3.0,
-}
+_RESTLESS: Final = {"close": 0.5, "clear": 0.3, "create": 1.5, "resume": 2.0, "suspend": 4.0, "prefetch": 2.0, "resize_level": 3.0}
 
 
 def choose_bends(seed: int, can_fail: bool) -> Mapping[str, float]:

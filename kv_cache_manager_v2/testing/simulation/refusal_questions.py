@@ -31,9 +31,7 @@ def ask_before_resize(run: RunState, sequence: SimulatedSequence, capacity: int,
     return question
 
 
-def ask_before_batch(
-    run: RunState, handles: Sequence[KVCache], capacities: Sequence[int], histories: Sequence[int]
-) -> Question | None:
+def ask_before_batch(run: RunState, handles: Sequence[KVCache], capacities: Sequence[int], histories: Sequence[int]) -> Question | None:
     """The same for `resize_batch`."""
     windowed = {one.handle.id for one in run.sequences if len(one.model.residency) > 0}
     if run.scenario.fault_share > 0.0 or any([handle.id in windowed for handle in handles]):

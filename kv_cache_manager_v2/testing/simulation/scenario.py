@@ -282,9 +282,7 @@ def _draw_lower_tiers(random: Random, bytes_per_block: int) -> list[HostCacheTie
     return tiers
 
 
-def _draw_layer_kind(
-    random: Random, tokens_per_block: int, window_share: float
-) -> tuple[int | None, int | None, int]:
+def _draw_layer_kind(random: Random, tokens_per_block: int, window_share: float) -> tuple[int | None, int | None, int]:
     """(window, sink tokens, heads). A window of 1 is left out: it needs no history, so every block would match."""
     num_heads = random.choice((1, 1, 2))
     if random.random() >= window_share:

@@ -253,9 +253,7 @@ class SimulatedRun:
         for level in range(len(run.scenario.config.cache_tiers)):
             for counts in run.manager.get_storage_statistics(level):
                 if counts.free != counts.total:
-                    raise ModelDisagreement(
-                        f"{counts.total - counts.free} slots of level {level} are not free after everything was closed"
-                    )
+                    raise ModelDisagreement(f"{counts.total - counts.free} slots of level {level} are not free after everything was closed")
         run.manager.shutdown()
         self._close_device()
 
@@ -275,7 +273,5 @@ class SimulatedRun:
             run.device.destroy_stream(stream)
         simulated = run.simulated
         if simulated is not None and (simulated.num_open_events > 0 or simulated.num_open_streams > 0):
-            raise ModelDisagreement(
-                f"{simulated.num_open_events} events and {simulated.num_open_streams} streams were not released"
-            )
+            raise ModelDisagreement(f"{simulated.num_open_events} events and {simulated.num_open_streams} streams were not released")
         run.device.close()

@@ -23,13 +23,7 @@ class SimulatedSequence:
     )  # fmt: skip
 
     def __init__(
-        self,
-        name: int,
-        handle: KVCache,
-        model: ReferenceSequence,
-        text: list[TokenIdExt],
-        to_compute: list[TokenIdExt],
-        max_committed: int,
+        self, name: int, handle: KVCache, model: ReferenceSequence, text: list[TokenIdExt], to_compute: list[TokenIdExt], max_committed: int
     ) -> None:
         self.name: Final = name
         self._handle: KVCache | None = handle

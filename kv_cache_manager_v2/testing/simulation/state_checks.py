@@ -22,11 +22,7 @@ PageName: TypeAlias = tuple[str, int, int, int]
 
 
 def check_state(
-    manager: KVCacheManager,
-    model: ReferenceModel,
-    judge: RoomJudge,
-    sequences: Sequence[SimulatedSequence],
-    pool_group_of: Sequence[int],
+    manager: KVCacheManager, model: ReferenceModel, judge: RoomJudge, sequences: Sequence[SimulatedSequence], pool_group_of: Sequence[int]
 ) -> None:
     page_in_slot: dict[tuple[int, int], PageName] = {}
     slot_of_page: dict[PageName, tuple[int, int]] = {}
@@ -53,17 +49,13 @@ def check_state(
                     slot = sequence.handle.get_ssm_block_base_index(group, beam, length)
                     place = (pool_group_of[group], slot)
                     if place in page_in_slot:
-                        raise ModelDisagreement(
-                            f"slot {slot} is recurrent state of sequence {sequence.name} and {page_in_slot[place]}"
-                        )
+                        raise ModelDisagreement(f"slot {slot} is recurrent state of sequence {sequence.name} and {page_in_slot[place]}")
                     page_in_slot[place] = ("state", sequence.name, slot, group)
             if sequence.model.is_active and beam == 0:
                 for slot in _check_scratch(model, sequence, group):
                     place = (pool_group_of[group], slot)
                     if place in page_in_slot:
-                        raise ModelDisagreement(
-                            f"slot {slot} is scratch of sequence {sequence.name} and {page_in_slot[place]}"
-                        )
+                        raise ModelDisagreement(f"slot {slot} is scratch of sequence {sequence.name} and {page_in_slot[place]}")
                     page_in_slot[place] = ("scratch", sequence.name, slot, group)
     for number, lease in model.leases.items():
         for leased in [page for page in lease.pages if page.is_lent]:  # others may have moved

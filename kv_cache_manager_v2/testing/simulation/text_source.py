@@ -20,9 +20,7 @@ class TextSource:
 
     __slots__ = ("_vocabulary", "_digest_share", "_max_kept", "_max_cut", "_share_of_repeated", "_texts")
 
-    def __init__(
-        self, vocabulary: int, digest_share: float, max_kept: int, max_cut: int = 0, share_of_repeated: float = 0.85
-    ) -> None:
+    def __init__(self, vocabulary: int, digest_share: float, max_kept: int, max_cut: int = 0, share_of_repeated: float = 0.85) -> None:
         """``max_cut``: if not 0, prompts have the greatest length, and differ from earlier ones in at most so many tokens."""
         self._vocabulary: Final = vocabulary
         self._digest_share: Final = digest_share
