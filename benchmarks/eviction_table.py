@@ -1,6 +1,6 @@
 """`make eviction-table`: the measurements of docs/eviction.md anew, from traces at hand; with `--write` into that page.
 
-    python -P benchmarks/eviction_table.py chat=a.jsonl synthetic=b.jsonl agents=c.jsonl [--blocks 1000,2000] [--pieces 240] [--write]
+    python -P benchmarks/eviction_table.py chat=a.jsonl agents=b.jsonl [--blocks 1000] [--pieces 240] [--made 99] [--write]
 
 Rows of the page whose trace is not named stay as they are. A *piece* is 200 to 3,000 requests of the traces, with room for 2 to 40 % of its
 blocks: a window, two windows one after the other, or two mixed. The second table says how LEARNED does there beside the best of LRU, ARC
@@ -159,6 +159,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("traces", nargs="+", metavar="NAME=TRACE", help="as the page names them, in the Mooncake format")
     parser.add_argument("--blocks", default=",".join(map(str, BLOCKS)), help="sizes of one level (default: %(default)s)")
     parser.add_argument("--pieces", type=int, default=240, help="how many (default: %(default)s)")
+    parser.add_argument("--made", type=int, default=MADE_REQUESTS, help="requests of each made workload; 0: none (default: %(default)s)")
     parser.add_argument("--write", action="store_true", help="into docs/eviction.md")
     options = parser.parse_args(arguments)
     for name, equals, path in [trace.partition("=") for trace in options.traces]:
@@ -168,8 +169,8 @@ def main(arguments: Sequence[str]) -> int:
     PIECES.extend(make_pieces(dict(SOURCES), options.pieces))
     jobs = [(name, f"{int(size):,}") for name in SOURCES for size in options.blocks.split(",")]
     jobs += [(name, " + ".join(f"{size:,}" for size in LEVELS[name])) for name in SOURCES if name in LEVELS]
-    for name in MADE:
-        SOURCES[f"made {name}"] = read_blocks(make_workload(name, 0, MADE_REQUESTS), MADE_BLOCK)
+    for name in MADE if options.made > 0 else ():
+        SOURCES[f"made {name}"] = read_blocks(make_workload(name, 0, options.made), MADE_BLOCK)
         jobs += [(f"made {name}", f"{share}%") for share in MADE_SHARES]
     # Forked, as compiled objects cannot be sent to another process.
     with get_context("fork").Pool() as pool:
