@@ -2,9 +2,10 @@
 
     python -P tests/mutation/run_mutants.py [--count 200] [--seed 7] [--only storage] [--waits] [--whole-suite] [--results FILE]
 
-The ladder: twelve simulation seeds, 20 s of the processor; then the promises and unit tests that fit the folder, those first that name the
-file, 40 s. ``--whole-suite``: then everything. First the sources as they are must pass each stage: a stage that fails without a mutant says
-nothing, and one that is over in half of its time is taken to hang when it runs out of it. What 60 s do not notice lives.
+The ladder: tests that begin the suite of statements in which the mutant lies, those first that name its file, then short ones, 36 s of the
+processor; then twelve simulation seeds, 24 s. ``--whole-suite``: then everything. Which tests begin what is found once, in some minutes,
+and kept in `build` (`covering_tests.py`). A test that fails with a mutant must pass without it, or it is left out; tests that are over in
+half of their time are taken to hang when they run out of it. What 60 s do not notice lives.
 
 ``--waits``: instead of a draw each statement of `sequence`, `shared`, `durable` and `integrations` that only waits, left out.
 
@@ -24,20 +25,19 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 
 if __package__:
-    from .fitting_tests import fitting_tests
+    from .covering_tests import CoveringTests, read_map
     from .mutants import FOLDERS, PACKAGE, Mutant, all_mutants, all_waits
 else:
     sys.path.insert(0, str(Path(__file__).parent))
-    from fitting_tests import fitting_tests
+    from covering_tests import CoveringTests, read_map
     from mutants import FOLDERS, PACKAGE, Mutant, all_mutants, all_waits
 
 ROOT = PACKAGE.parent
-SIMULATION_SECONDS = 20
-SECONDS = 60
+TEST_SECONDS = 36
+SIMULATION_SECONDS = 24
 SEEDS = "0:12"
 EQUIVALENT = Path(__file__).parent / "equivalent_mutants.txt"
 
@@ -57,91 +57,97 @@ def run_limited(command: list[str], environment: dict[str, str], seconds: int) -
     return subprocess.run(limited, env=environment, capture_output=True, text=True, cwd=ROOT, timeout=10 * seconds)
 
 
-@dataclass(frozen=True)
-class Rung:
-    name: str
-    command: list[str]
-    seconds: int
-
-
-def rungs(file: str, whole_suite: bool) -> list[Rung]:
-    """The stages for a mutant of that file."""
-    python = [sys.executable, "-P", "-m"]
-    pytest = [*python, "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly"]
-    ladder: list[Rung] = []
-    folder = file.split("/")[0]
-    if folder in FOLDERS or folder == "device":
-        simulation = [*python, "kv_cache_manager_v2.testing.simulation", "--seeds", SEEDS]
-        ladder.append(Rung("simulation", simulation, SIMULATION_SECONDS))
-    left = SECONDS - sum([rung.seconds for rung in ladder])
-    ladder.append(Rung(f"tests of {folder}", [*pytest, *fitting_tests(file)], left))
-    if whole_suite:
-        ladder.append(Rung("whole suite", [*pytest, "tests/unit", "tests/promises", "tests/property"], 50 * SECONDS))
-    return ladder
+PYTHON = [sys.executable, "-P", "-m"]
+PYTEST = [*PYTHON, "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly"]
+SIMULATION = [*PYTHON, "kv_cache_manager_v2.testing.simulation", "--seeds", SEEDS]
+WHOLE_SUITE = [*PYTEST, "tests/unit", "tests/promises", "tests/property"]
 
 
 class Copies:
     """A copy of the package in which one mutant at a time is planted; what did not change stays compiled to bytecode."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, covering: CoveringTests) -> None:
         self._folder = folder
+        self._covering = covering
         self._num_planted = 0
+        self._passing: dict[str, bool] = {}
+        """By name of a test, or of the simulation: whether it passes without a mutant."""
         self._seconds: dict[str, float] = {}
-        """By name of a stage: what it takes without a mutant."""
+        """By the same names: what that took."""
         shutil.copytree(PACKAGE, folder / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
 
     def find_killer(self, mutant: Mutant, whole_suite: bool) -> str | None:
         """What noticed the mutant, or None."""
+        killer = self._try_tests(mutant)
+        if killer is None and mutant.file.split("/")[0] in (*FOLDERS, "device"):
+            killer = self._try(mutant, SIMULATION, SIMULATION_SECONDS, "simulation")
+        if killer is None and whole_suite:
+            killer = self._try(mutant, WHOLE_SUITE, 3000, "whole suite")
+        return killer
+
+    def _try_tests(self, mutant: Mutant) -> str | None:
+        while tests := [test for test in self._covering.choose(mutant, TEST_SECONDS) if self._passing.get(test, True)]:
+            run = self._run_mutated(mutant, [*PYTEST, *tests], TEST_SECONDS)
+            if run.returncode == 0:
+                return None
+            if run.returncode < 0:
+                hangs = 2 * sum([self._covering.seconds[test] for test in tests]) < TEST_SECONDS
+                return f"{len(tests)} tests: out of time" if hangs else None
+            failures = [line for line in run.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+            if not failures:
+                return f"pytest ends: {(run.stderr.splitlines() or run.stdout.splitlines() or ['without a word'])[-1][:150]}"
+            failing = [test for test in tests if failures[0].split(" ", 1)[1].startswith((test, test.partition("::")[0] + " "))]
+            test = max(failing, key=len)
+            if self._passes(test, [*PYTEST, test]):
+                return failures[0][:150]
+        return None
+
+    def _try(self, mutant: Mutant, command: list[str], seconds: int, name: str) -> str | None:
+        if not self._passes(name, command):
+            raise SystemExit(f"{name} fails without a mutant")
+        run = self._run_mutated(mutant, command, seconds)
+        if run.returncode == 0 or (run.returncode < 0 and 2 * self._seconds[name] >= seconds):
+            return None
+        lines = [line for line in run.stdout.splitlines() if line.startswith(("FAILED ", "ERROR ", "seed "))]
+        return f"{name}: {(lines or run.stderr.splitlines() or ['out of time'])[-1][:150]}"
+
+    def _passes(self, name: str, command: list[str]) -> bool:
+        if name not in self._passing:
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            self._passing[name] = self._run(command, 3000).returncode == 0
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            self._seconds[name] = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+            if not self._passing[name]:
+                print(f"     fails without a mutant, and is left out: {name}", flush=True)
+        return self._passing[name]
+
+    def _run_mutated(self, mutant: Mutant, command: list[str], seconds: int) -> subprocess.CompletedProcess[str]:
         file = self._folder / PACKAGE.name / mutant.file
-        ladder = rungs(mutant.file, whole_suite)
-        for rung in ladder:
-            self._try_unmutated(rung)
         self._num_planted += 1
         file.write_bytes(mutant.apply(file.read_bytes()))
         # Bytecode is taken for that of another source if size and second are equal: each mutant has a second of its own.
         os.utime(file, (self._num_planted, self._num_planted))
         try:
-            return self._climb(ladder)
+            return self._run(command, seconds)
         finally:
             shutil.copy2(PACKAGE / mutant.file, file)
 
-    def _try_unmutated(self, rung: Rung) -> None:
-        """Once for each name, before a mutant gets there."""
-        if rung.name in self._seconds:
-            return
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        run = self._run(rung, 50 * SECONDS)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        if run.returncode != 0:
-            raise SystemExit(f"{rung.name} fails without a mutant:\n{run.stdout[-2000:]}{run.stderr[-2000:]}")
-        self._seconds[rung.name] = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        print(f"     {rung.name}: passes without a mutant [{self._seconds[rung.name]:.0f} s, of {rung.seconds} s]", flush=True)
-
-    def _run(self, rung: Rung, seconds: int) -> subprocess.CompletedProcess[str]:
+    def _run(self, command: list[str], seconds: int) -> subprocess.CompletedProcess[str]:
         environment = {
             **os.environ,
+            "PYTHONDONTWRITEBYTECODE": "",
             "PYTHONPATH": os.pathsep.join([str(self._folder), os.environ.get("PYTHONPATH", "")]),
             "PYTHONPYCACHEPREFIX": str(self._folder / "pycache"),
             # A mutant is interpreted, whatever the build whose tests ask for it.
             "KV_CACHE_MANAGER_V2_EXPECT_BUILD": "interpreted",
         }
-        return run_limited(rung.command, environment, seconds)
-
-    def _climb(self, ladder: list[Rung]) -> str | None:
-        for rung in ladder:
-            run = self._run(rung, rung.seconds)
-            if run.returncode < 0 and 2 * self._seconds[rung.name] < rung.seconds:
-                return f"{rung.name}: out of time"
-            if run.returncode > 0:
-                lines = [line for line in run.stdout.splitlines() if line.startswith(("FAILED ", "ERROR ", "seed "))]
-                return f"{rung.name}: {(lines or run.stderr.splitlines() or ['it failed'])[-1][:150]}"
-        return None
+        return run_limited(command, environment, seconds)
 
 
 def find_killer(mutant: Mutant, whole_suite: bool) -> str | None:
-    """What noticed the mutant, or None; in a copy of its own."""
+    """What noticed the mutant, or None; in a copy of its own, by the simulation alone."""
     with tempfile.TemporaryDirectory() as folder:
-        return Copies(Path(folder)).find_killer(mutant, whole_suite)
+        return Copies(Path(folder), CoveringTests()).find_killer(mutant, whole_suite)
 
 
 def read_results(path: Path | None) -> dict[str, str | None]:
@@ -170,7 +176,7 @@ def main() -> int:
     outcomes: Counter[str] = Counter()
     living: list[Mutant] = []
     with tempfile.TemporaryDirectory() as folder:
-        copies = Copies(Path(folder))
+        copies = Copies(Path(folder), read_map())
         for number, mutant in enumerate(chosen, options.first):
             if mutant.key not in equivalent and mutant.key not in results:
                 try:

@@ -2,12 +2,19 @@
 
 import ast
 import random
+from functools import cache
 
 import pytest
 
-from .fitting_tests import fitting_tests
-from .mutants import PACKAGE, WAITING_FOLDERS, all_files, all_mutants, all_waits, mutants_of
-from .run_mutants import ROOT, find_killer, read_equivalent
+from .covering_tests import CoveringTests, mark_suites, name_suite_of
+from .mutants import PACKAGE, WAITING_FOLDERS, Mutant, all_mutants, all_waits, mutants_of
+from .run_mutants import find_killer, read_equivalent
+
+
+@cache
+def list_mutants() -> list[Mutant]:
+    return all_mutants()
+
 
 SOURCE = b"""
 def f(self, a: int, b: i64 = 1) -> bool:
@@ -83,7 +90,7 @@ def test_what_is_equal_either_way_is_left_out() -> None:
 
 
 def test_every_mutant_can_be_told_apart_and_parses() -> None:
-    mutants = all_mutants()
+    mutants = list_mutants()
     assert len({mutant.key for mutant in mutants}) == len(mutants) > 10_000
     for mutant in random.Random(3).sample(mutants, 200):
         changed = mutant.apply((PACKAGE / mutant.file).read_bytes())
@@ -99,23 +106,64 @@ def test_waits_are_statements_that_only_wait() -> None:
 
 
 def test_what_is_listed_as_equivalent_exists() -> None:
-    known = {mutant.key for mutant in all_mutants()}
+    known = {mutant.key for mutant in list_mutants()}
     for key, reason in read_equivalent().items():
         assert key in known, key
         assert len(reason) > 20
 
 
-def test_each_file_has_tests_that_fit() -> None:
-    for file in {*all_files(), *[mutant.file for mutant in all_waits()]}:
-        paths = fitting_tests(file)
-        assert len(paths) > 2
-        for path in paths:
-            assert (ROOT / path).exists(), path
+SUITES = b"""
+from suites_seen import SEEN
+
+def f(a: int) -> int:
+    \"\"\"Text.\"\"\"
+    if a > 2:
+        return 1
+    elif a:
+        try:
+            a = 1 // a
+        except ZeroDivisionError:
+            a = 2
+    for i in range(a):
+        a += i
+    return a
+"""
+
+
+def test_each_suite_that_is_begun_is_noted() -> None:
+    """In their order: the function, `return 1`, the `elif`, which is the statement of an `else`, its body, what is tried, the handler, the
+    loop."""
+    text, suites = mark_suites(SUITES, 10)
+    assert [(suite.begin, suite.end) for suite in suites] == [(5, 15), (7, 7), (8, 12), (9, 12), (10, 10), (12, 12), (14, 14)]
+    noted: dict[int, list[int]] = {}
+    for argument in (0, 1, 3):
+        seen = bytearray(20)
+        names = {"_SEEN": seen}
+        exec(text.replace("from suites_seen import SEEN as _SEEN", "").replace("from suites_seen import SEEN", ""), names)
+        names["f"](argument)  # type: ignore[operator]
+        noted[argument] = [number - 10 for number, byte in enumerate(seen) if byte]
+    assert noted == {0: [0, 2], 1: [0, 2, 3, 4, 6], 3: [0, 1]}
+
+
+def test_tests_are_chosen_that_begin_the_suite_of_a_mutant() -> None:
+    """Of those that do, the one whose file names the module comes first, then short ones as long as there is time."""
+    mutant = next(one for one in list_mutants() if one.file == "sequence/resize.py" and one.function == "_add_blocks")
+    naming, other = "tests/mutation/test_mutants.py", "tests/mutation/mutants.py"
+    seconds = {f"{naming}::a": 3.0, f"{other}::b": 2.0, f"{other}::c": 1.0, f"{other}::d": 0.5}
+    begun = [f"{naming}::a", f"{other}::b", f"{other}::c"]
+    covering = CoveringTests({naming: "", other: ""}, seconds, {name_suite_of(mutant): begun})
+    assert covering.choose(mutant, 10) == [f"{naming}::a", f"{other}::c", f"{other}::b"]
+    assert covering.choose(mutant, 5) == [f"{naming}::a", f"{other}::c"]
+
+
+def test_every_mutant_is_in_a_suite() -> None:
+    for mutant in [*random.Random(5).sample(list_mutants(), 60), *all_waits()[:20]]:
+        assert name_suite_of(mutant).startswith(f"{mutant.file} | {mutant.function} | ")
 
 
 @pytest.mark.slow
 def test_a_sample_is_killed() -> None:
     """A resize that adds other blocks than it says, which the first seeds find."""
-    mutants = [one for one in all_mutants() if one.file == "sequence/resize.py" and one.function == "_add_blocks"]
+    mutants = [one for one in list_mutants() if one.file == "sequence/resize.py" and one.function == "_add_blocks"]
     (mutant,) = [one for one in mutants if one.new == "(num_blocks + old_num_blocks)" and one.occurrence == 1]
     assert find_killer(mutant, False) is not None
