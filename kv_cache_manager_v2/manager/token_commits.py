@@ -139,8 +139,7 @@ def commit_of_beams(
         sources = vec[i64]([0] * num_tokens)
     else:
         sources = to_counts(to_list(beam_search_indices, "beam_search_indices"), "one of beam_search_indices")
-    if state.num_committed + num_tokens <= state.capacity:
-        validate_sources(state, sources, num_tokens)
+    validate_sources(state, sources, num_tokens)
     copies = TokenCopies(shared.storage, shared.tokens_per_block, heads)
     packed = _pack(state, tokens)
     try:

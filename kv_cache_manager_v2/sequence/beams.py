@@ -57,41 +57,24 @@ def validate_sources(state: SequenceState, sources: vec[i64], num_tokens: i64) -
     """The caller's mistakes in ``beam_search_indices``; changes nothing."""
     if len(sources) != num_tokens:
         raise ValueError(f"sequence {state.id}: {num_tokens} accepted_input_tokens, {len(sources)} beam_search_indices; give one for each")
-    beams = list_beams(state)
-    size = state.shared.tokens_per_block
+    width = len(state.sharing.beams) + 1
     for index in range(num_tokens):
         source = sources[index]
-        if source != 0 and source < len(beams) and state.shared.has_state:
+        if source != 0 and source < width and state.shared.has_state:
             raise LogicError(
                 f"sequence {state.id}: tokens of beam {source} in a model with recurrent layers, whose state cannot be put together "
                 f"from beams; reorder_beams() so that beam 0 goes on from it, then commit without beam_search_indices"
             )
-        if source >= len(beams):
-            raise ValueError(f"sequence {state.id}: beam_search_indices[{index}] is {source}; the beam width is {len(beams)}")
-        ordinal = (state.num_committed + index) // size
-        for beam in beams:
-            block = beam.blocks[ordinal]
-            if block is not beams[source].blocks[ordinal]:
-                _validate_target(state, beams, block, ordinal)
-
-
-def _validate_target(state: SequenceState, beams: list[SequenceState], block: Block, ordinal: i64) -> None:
-    num_owners: i64 = 0
-    for beam in beams:
-        if beam.blocks[ordinal] is block:
-            num_owners += 1
-    if block.parent is not None or i64(block.num_co_owners) + 1 > num_owners:
-        raise LogicError(
-            f"sequence {state.id}: block {ordinal} of a beam is shared outside this sequence and would be written; begin the step "
-            f"with a resize"
-        )
+        if source >= width:
+            raise ValueError(f"sequence {state.id}: beam_search_indices[{index}] is {source}; the beam width is {width}")
 
 
 def gather_tokens(state: SequenceState, sources: vec[i64], copies: TokenCopies) -> None:
     """Put the committed tokens' bytes into the pages of all beams that will keep a page for them, in stream order.
 
     A block that becomes full is beam 0's for all beams; of a partial one each beam keeps its own, with tokens of its own behind.
-    No copy reads what another one writes: a position comes from one beam, and that beam's page is not written there.
+    No copy reads what another one writes: a position comes from one beam, and that beam's page is not written there. Beams differ
+    only in blocks that a step of theirs has written, which no fork or lease shares: both are refused while there are beams.
     """
     beams = list_beams(state)
     size = state.shared.tokens_per_block
@@ -105,6 +88,7 @@ def gather_tokens(state: SequenceState, sources: vec[i64], copies: TokenCopies) 
         for beam in beams:
             block = beam.blocks[ordinal]
             if (ordinal >= num_full or beam is state) and block not in written:
+                assert block.parent is None, "a beam's token goes into a published block"
                 written.append(block)
                 _copy_token(source, beam, position, copies)
     copies.enqueue(state.stream)

@@ -50,16 +50,14 @@ def _put_off(state: SequenceState, early: EarlyCopies, first_block: i64, end: i6
     num_life_cycles = state.shared.num_life_cycles
     copies = state.shared.storage.copies
     blocks = state.blocks
-    num_copies: i64 = 0
     for ordinal in range(first_block, end):
-        num_copies += early.put_off_block(blocks[ordinal].first_page, num_life_cycles)
+        early.put_off_block(blocks[ordinal].first_page, num_life_cycles)
     if snapshot_page != NO_PAGE:
-        early.put_off(snapshot_page)
-    if not early.offload_if_many() and num_copies == 0 and snapshot_page == NO_PAGE:
-        return
+        early.put_off_block(snapshot_page, 1)
+    early.offload_if_many()
     state.shared.guard.begin_change()
     if snapshot_page != NO_PAGE:
-        copies.touch(snapshot_page)
+        copies.touch_block(snapshot_page, 1)
     while end > first_block:
         end -= 1
         copies.touch_block(blocks[end].first_page, num_life_cycles)

@@ -167,12 +167,8 @@ class CleanCopies:
         self._read_points.words[page] = NO_POINT
         return self._order.advance(point, timeline_of_point(read_point), read_point)
 
-    def touch(self, page: i64) -> None:
-        """Its copy, if it has one, is the newest of its pool: the last one to be released."""
-        self.touch_block(page, 1)
-
     def touch_block(self, first_page: i64, num_life_cycles: i64) -> None:
-        """`touch` the pages of a block, the last one first."""
+        """The copies of the block's pages are the newest of their pools, the first page's above all: the last ones to be released."""
         lines = self._lines
         if lines is not None:
             places = self._places.words

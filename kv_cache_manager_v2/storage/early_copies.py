@@ -65,34 +65,23 @@ class EarlyCopies:
                             raise  # in the middle of a change: the manager is broken, and this is why
                         _logger.warning("%s; these pages are written when they have to go", str(error))
 
-    def put_off(self, page: i64) -> None:
-        """`offload_copies`, later: with `offload_if_many`."""
-        self.put_off_block(page, 1)
-
-    def put_off_block(self, first_page: i64, num_life_cycles: i64) -> i64:
-        """`put_off` the pages of a block; returns how many have a copy already."""
+    def put_off_block(self, first_page: i64, num_life_cycles: i64) -> None:
+        """`offload_copies` of a block, later: with `offload_if_many`."""
         words = self._storage.rows.words
         copies = self._storage.copies
         is_put_off = self._is_put_off.words
-        num_copies: i64 = 0
         for page in range(first_page, first_page + num_life_cycles):
-            if copies.has_copy(page):
-                num_copies += 1
-            elif is_put_off[page] == 0:
+            if not copies.has_copy(page) and is_put_off[page] == 0:
                 place = words[page * ROW_WORDS + PLACE]
                 if place != NO_PAGE and level_of_place(place) < self._target:
                     grown = append(self._put_off, page)
                     # Both or, interrupted, neither.
                     self._put_off = grown
                     is_put_off[page] = 1
-        return num_copies
 
-    def offload_if_many(self) -> bool:
-        """Whether some were many enough to be copied now."""
-        if len(self._put_off) < MOST_PUT_OFF:
-            return False
-        self.offload_put_off()
-        return True
+    def offload_if_many(self) -> None:
+        if len(self._put_off) >= MOST_PUT_OFF:
+            self.offload_put_off()
 
     def offload_if_idle(self) -> None:
         """Where no page is in use, there may be no call for a long time."""

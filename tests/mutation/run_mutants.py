@@ -86,21 +86,27 @@ class Copies:
         return killer
 
     def _try_tests(self, mutant: Mutant) -> str | None:
-        while tests := [test for test in self._covering.choose(mutant, TEST_SECONDS) if self._passing.get(test, True)]:
+        while tests := [test for test in self._covering.choose(mutant, TEST_SECONDS) if self._may_fail(test)]:
             run = self._run_mutated(mutant, [*PYTEST, *tests], TEST_SECONDS)
             if run.returncode == 0:
                 return None
             if run.returncode < 0:
                 hangs = 2 * sum([self._covering.seconds[test] for test in tests]) < TEST_SECONDS
                 return f"{len(tests)} tests: out of time" if hangs else None
-            failures = [line for line in run.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+            failures = [line for line in run.stdout.splitlines() if line.startswith(("FAILED tests/", "ERROR tests/"))]
             if not failures:
                 return f"pytest ends: {(run.stderr.splitlines() or run.stdout.splitlines() or ['without a word'])[-1][:150]}"
-            failing = [test for test in tests if failures[0].split(" ", 1)[1].startswith((test, test.partition("::")[0] + " "))]
-            test = max(failing, key=len)
+            failed = failures[0].split(" ", 1)[1]
+            named = [name for test in tests for name in (test, test.partition("::")[0]) if failed.startswith(name)]
+            if not named:
+                return failures[0][:150]
+            test = max(named, key=len)
             if self._passes(test, [*PYTEST, test]):
                 return failures[0][:150]
         return None
+
+    def _may_fail(self, test: str) -> bool:
+        return self._passing.get(test, True) and self._passing.get(test.partition("::")[0], True)
 
     def _try(self, mutant: Mutant, command: list[str], seconds: int, name: str) -> str | None:
         if not self._passes(name, command):

@@ -68,7 +68,7 @@ def test_copies_come_and_go_at_random() -> None:
                 assert cellar.copies.take(page) == expected[page]
                 in_use.add(expected.pop(page))
             elif kind < 0.62:
-                cellar.copies.touch(page)
+                cellar.copies.touch_block(page, 1)
                 if page in expected:
                     expected[page] = expected.pop(page)
             elif kind < 0.7:

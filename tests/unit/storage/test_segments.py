@@ -310,6 +310,22 @@ def test_memory_is_bounded_by_the_slots(most_blocks: int) -> None:
     assert segment_bytes + ghosts_bytes - ghosts_of_spare + page_notes <= 36 * capacity
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_pages_that_are_described_share_segments_as_in_their_process(seed: int) -> None:
+    """Pages of one segment come one after another, at one time; each request's come later than those before."""
+    random = Random(seed)
+    level, later = Level(400), Level(400)
+    for _ in range(20):
+        level.push(level.make(random.randint(1, 12), random.choice((35, 60))), random.choice((0, 0, 2)))
+    described = sorted(level.queue.describe_all(), key=lambda one: (one[0], one[2], level.rows.priority(one[1])))
+    before = 0
+    for used_at, page, description in described:
+        (again,) = later.make(1, int(level.rows.priority(page)))
+        later.queue.push_described(again, description, used_at - before)
+        before = used_at
+    assert sorted(later.segments()) == sorted(level.segments())
+
+
 def test_pages_find_a_segment_where_there_are_as_many_as_there_may_be() -> None:
     """Single blocks of two priorities: each is a segment while there is room for it, and joins another one after that."""
     level = Level(2400)
