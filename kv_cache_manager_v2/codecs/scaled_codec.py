@@ -1,8 +1,7 @@
 """Packing of numbers with one scale for each run of them: what `Float8Codec` and `Int4Codec` share.
 
-A packed page is its buffers, one after another: of a packed buffer the scales, two bytes each, then the codes; of another one its bytes.
-A scale is a small integer times a power of two, so that numbers come out that the page's type has exactly, and packing these again
-gives the same codes.
+A packed buffer is the scales, two bytes each, then the codes. A scale is a small integer times a power of two, so that numbers come out
+that the page's type has exactly, and packing these again gives the same codes.
 """
 
 from abc import abstractmethod
@@ -13,34 +12,25 @@ import numpy as np
 import numpy.typing as npt
 
 from ..base.checks import to_int_within, to_short_list, to_text
-from ..device.cold_page_codec import ColdPageCodec
-from ..device.host_array import host_bytes
-from ..device.port import Device, HostKernel, MemoryAccess
-from ..layout.slot_desc import SlotDescVariant
+from .numpy_codec import Bytes, NumpyCodec
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Codes: TypeAlias = npt.NDArray[np.uint8]
 Scales: TypeAlias = npt.NDArray[np.int16]
-Bytes: TypeAlias = npt.NDArray[np.uint8]
 
-_ITEM_BYTES: Final = {"float32": 4, "float16": 2, "bfloat16": 2}
 _LARGEST: Final = {"float32": float(np.finfo(np.float32).max), "float16": 65504.0, "bfloat16": float(2.0**127 * (2 - 2.0**-7))}
 _SCALE_BYTES: Final = 2
-_ALIGNMENT: Final = 16
 _MOST_ROLES: Final = 64
 
 
-class ScaledCodec(ColdPageCodec):
+class ScaledCodec(NumpyCodec):
     """``dtype``: of the packed buffers' numbers. ``values_per_scale``: so many that lie side by side have one scale. ``roles``: of the
     buffers that are packed; None for all. The others are kept as they are."""
 
     bits_per_value: int = 8
 
     def __init__(self, dtype: str, values_per_scale: SupportsIndex, roles: Sequence[str] | None = None) -> None:
-        self._dtype: Final = to_text(dtype, "dtype")
-        if self._dtype not in _ITEM_BYTES:
-            raise ValueError(f"dtype is {dtype!r}; it is one of {', '.join(_ITEM_BYTES)}")
-        self._item_bytes: Final = _ITEM_BYTES[self._dtype]
+        super().__init__(dtype)
         self._run: Final = int(to_int_within(values_per_scale, "values_per_scale", 2, 1 << 20))
         if self._run % 2 != 0:
             raise ValueError(f"values_per_scale is {self._run}; it must be even, as codes may be half a byte")
@@ -55,26 +45,11 @@ class ScaledCodec(ColdPageCodec):
         roles = "all" if self._roles is None else ",".join(self._roles)
         return f"{self._dtype} {self._run} {roles}"
 
-    def validate(self, device: Device) -> None:
-        if not device.is_software or not device.has_memory:
-            raise ValueError(
-                f"{type(self).__name__} packs with numpy on the host, and level 0 is on {device.name}: give a HostDevice, or a "
-                "ColdPageCodec of your own that launches kernels there"
-            )
-
-    def cold_bytes(self, page: SlotDescVariant) -> int:
-        num_bytes = 0
-        for coalesced in page.coalesced_buffers:
-            for buffer_id in coalesced.buffer_ids:
-                num_bytes += self.packed_bytes(buffer_id.role, coalesced.single_buffer_size)
-        return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
-
     def packs(self, role: str) -> bool:
-        """Whether buffers of this role are packed."""
         return self._roles is None or role in self._roles
 
     def packed_bytes(self, role: str, num_bytes: int) -> int:
-        """Of a buffer of that many bytes. `ValueError` if its numbers make no whole runs."""
+        """`ValueError` if the numbers make no whole runs."""
         if not self.packs(role):
             return num_bytes
         run_bytes = self._run * self._item_bytes
@@ -85,32 +60,20 @@ class ScaledCodec(ColdPageCodec):
             )
         return num_bytes // run_bytes * (_SCALE_BYTES + self._run * self.bits_per_value // 8)
 
-    def encode(
-        self, device: Device, stream: int, page: SlotDescVariant, hot_addresses: Sequence[Sequence[int]], cold_addresses: Sequence[int]
-    ) -> None:
-        device.launch(stream, _Transcoding(self, page, hot_addresses, cold_addresses, True))
-
-    def decode(
-        self, device: Device, stream: int, page: SlotDescVariant, hot_addresses: Sequence[Sequence[int]], cold_addresses: Sequence[int]
-    ) -> None:
-        device.launch(stream, _Transcoding(self, page, hot_addresses, cold_addresses, False))
-
     def pack(self, hot: Bytes) -> Bytes:
-        """The bytes of packed buffers, one a row, for those of their pages."""
         # Whatever lies behind a page's tokens is packed with them.
         with np.errstate(all="ignore"):
             scales, codes = self._to_codes(self._to_floats(hot).reshape(len(hot), -1, self._run))
         return np.concatenate((scales.reshape(len(hot), -1).view(np.uint8), codes.reshape(len(hot), -1)), axis=1)
 
     def unpack(self, cold: Bytes) -> Bytes:
-        """What `pack` was given, with the codec's error."""
         run_bytes = self._run * self.bits_per_value // 8
         num_runs = cold.shape[1] // (_SCALE_BYTES + run_bytes)
         scales = np.ascontiguousarray(cold[:, : num_runs * _SCALE_BYTES]).view(np.int16).reshape(len(cold), num_runs, 1)
         codes = cold[:, num_runs * _SCALE_BYTES :].reshape(len(cold), num_runs, run_bytes)
         with np.errstate(all="ignore"):
             values = self._to_values(scales, codes).reshape(len(cold), -1)
-            return self._to_bytes(np.clip(values, -_LARGEST[self._dtype], _LARGEST[self._dtype]))
+            return self._to_bytes(np.clip(values, -self.largest, self.largest))
 
     def _to_floats(self, hot: Bytes) -> Floats:
         hot = np.ascontiguousarray(hot)
@@ -125,6 +88,11 @@ class ScaledCodec(ColdPageCodec):
             return (np.ascontiguousarray(values).view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
         data: Bytes = values.astype(self._dtype).view(np.uint8)
         return data
+
+    @property
+    def largest(self) -> float:
+        """The largest finite number of the page's type."""
+        return _LARGEST[self._dtype]
 
     @property
     def least_exponent(self) -> int:
@@ -144,49 +112,3 @@ def largest_of_runs(values: Floats) -> Floats:
     """The largest finite magnitude of each run."""
     largest: Floats = np.max(np.abs(values), axis=-1, keepdims=True, initial=0.0, where=np.isfinite(values))
     return largest
-
-
-class _Transcoding(HostKernel):
-    """Packs pages or unpacks them; the addresses are those of the codec's calls."""
-
-    def __init__(
-        self, codec: ScaledCodec, page: SlotDescVariant, hot: Sequence[Sequence[int]], cold: Sequence[int], is_packing: bool
-    ) -> None:
-        self._codec: Final = codec
-        self._page: Final = page
-        self._hot: Final = [list(addresses) for addresses in hot]
-        self._cold: Final = list(cold)
-        self._is_packing: Final = is_packing
-
-    def accesses(self) -> Sequence[MemoryAccess]:
-        reads: list[MemoryAccess] = []
-        writes: list[MemoryAccess] = []
-        hot, cold = (reads, writes) if self._is_packing else (writes, reads)
-        for _, num_bytes, packed_bytes, hot_addresses, cold_addresses in self._buffers():
-            hot.extend([MemoryAccess(address, num_bytes, not self._is_packing) for address in hot_addresses])
-            cold.extend([MemoryAccess(address, packed_bytes, self._is_packing) for address in cold_addresses])
-        return reads + writes
-
-    def run(self) -> None:
-        for role, num_bytes, packed_bytes, hot_addresses, cold_addresses in self._buffers():
-            hot = [host_bytes(address, num_bytes) for address in hot_addresses]
-            cold = [host_bytes(address, packed_bytes) for address in cold_addresses]
-            sources, targets = (hot, cold) if self._is_packing else (cold, hot)
-            found = np.stack(sources)
-            if self._codec.packs(role):
-                found = self._codec.pack(found) if self._is_packing else self._codec.unpack(found)
-            for target, row in zip(targets, found):
-                target[:] = row
-
-    def _buffers(self) -> list[tuple[str, int, int, list[int], list[int]]]:
-        """Of each buffer the role, its bytes, those packed, and where it is in each page and packed page."""
-        found: list[tuple[str, int, int, list[int], list[int]]] = []
-        begin = 0
-        for pool, coalesced in enumerate(self._page.coalesced_buffers):
-            size = coalesced.single_buffer_size
-            for position, buffer_id in enumerate(coalesced.buffer_ids):
-                packed_bytes = self._codec.packed_bytes(buffer_id.role, size)
-                hot = [address + position * size for address in self._hot[pool]]
-                found.append((str(buffer_id.role), size, packed_bytes, hot, [address + begin for address in self._cold]))
-                begin += packed_bytes
-        return found

@@ -15,16 +15,24 @@ import threading
 import time
 from typing import Any
 
+import numpy as np
+
 from kv_cache_manager_v2 import (
     AttentionLayerConfig,
     BufferConfig,
+    BufferId,
+    CoalescedBuffer,
+    DataRole,
     GpuCacheTierConfig,
     KVCacheManager,
     KVCacheManagerConfig,
+    LayerGroupId,
     LayerId,
     LogicError,
+    SlotDescVariant,
 )
 from kv_cache_manager_v2.base.errors import CudaError, KVCacheManagerError
+from kv_cache_manager_v2.codecs.float8_codec import Float8Codec
 from kv_cache_manager_v2.device.port import CopyBatch
 
 from .gpu_figures import Figure, Figures
@@ -206,6 +214,44 @@ def batches(setting: Setting) -> Figures:
     return figures
 
 
+def packed_pages(setting: Setting) -> Figures:
+    """`Float8Codec`'s kernels pack pages into host memory and unpack them: the bytes that its numpy makes of equal ones."""
+    setting.require_kernels()
+    run, size = 512, 64 << 10
+    codec = Float8Codec("bfloat16", run)
+    buffer_ids = (BufferId(LayerId(0), DataRole("key")), BufferId(LayerId(0), DataRole("value")))
+    page = SlotDescVariant(LayerGroupId(0), (CoalescedBuffer(size, buffer_ids),))
+    cold_bytes = codec.cold_bytes(page)
+    with Tiers(setting, setting.pick(64 * MIB, 2 * MIB)) as tiers:
+        count = tiers.num_bytes // (2 * size)
+        numbers = np.random.default_rng(11).standard_normal(tiers.num_bytes // 2).astype(np.float32)
+        rows = (numbers.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8).reshape(-1, size)
+        packed = np.zeros((count, cold_bytes), np.uint8)
+        packed[:, : 2 * codec.packed_bytes("key", size)] = codec.pack(rows).reshape(count, -1)
+        ctypes.memmove(tiers.address(HOST), rows.ctypes.data, rows.size)
+        tiers.copy(GPU, HOST, 2 * size)
+        tiers.synchronize()
+        ctypes.memset(tiers.address(HOST), 0, tiers.num_bytes)
+        hot = [[tiers.address(GPU) + number * 2 * size for number in range(count)]]
+        cold = [tiers.address(HOST) + number * cold_bytes for number in range(count)]
+        figures: Figures = []
+        for name, call in (("pack", codec.encode), ("unpack", codec.decode)):
+            call(tiers.device, tiers.stream, page, hot, cold)  # the first launch loads the kernel
+            tiers.synchronize()
+            began = time.perf_counter()
+            call(tiers.device, tiers.stream, page, hot, cold)
+            tiers.synchronize()
+            rate = tiers.num_bytes / (time.perf_counter() - began) / 1e9
+            figures.append(Figure(f"{name} pages of {2 * size} bytes as float8", rate, "GB/s"))
+            if name == "pack":
+                assert ctypes.string_at(cold[0], packed.size) == packed.tobytes(), "the kernel packs other bytes than numpy"
+        tiers.copy(HOST, GPU, 2 * size)
+        tiers.synchronize()
+        expected = codec.unpack(codec.pack(rows)).tobytes()
+        assert ctypes.string_at(tiers.address(HOST), tiers.num_bytes) == expected, "the kernel unpacks other bytes than numpy"
+    return figures
+
+
 def rdma(setting: Setting) -> Figures:
     """Pools can be registered with a network card where the GPU can do that at all."""
     if setting.is_fake:
@@ -372,6 +418,7 @@ CASES = {
         idle_streams,
         idle_streams_with_one_queue,
         batches,
+        packed_pages,
         rdma,
         views_of_torch,
         views_of_cupy,

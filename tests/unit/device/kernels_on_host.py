@@ -24,6 +24,7 @@ static Dim threadIdx, blockIdx, blockDim, gridDim;
 #define __device__
 #define __forceinline__ inline
 #define LANES 1
+static inline float __shfl_xor_sync(unsigned, float value, int) { return value; }
 static inline unsigned __ballot_sync(unsigned, bool predicate) { return predicate ? 1 : 0; }
 static inline int __ffs(unsigned value) { return __builtin_ffs((int)value); }
 static inline unsigned long long atomicAdd(unsigned long long* to, unsigned long long n) {
@@ -61,7 +62,9 @@ class KernelsOnHost:
         getattr(library, f"sizes_{name}")(sizes)
         count = list(sizes).index(0)
         sources = ctypes.cast(parameters, ctypes.POINTER(ctypes.c_void_p))
-        values = [ctypes.create_string_buffer(ctypes.string_at(sources[index] or 0, sizes[index]), 8) for index in range(count)]
+        values = [
+            ctypes.create_string_buffer(ctypes.string_at(sources[index] or 0, sizes[index]), max(8, sizes[index])) for index in range(count)
+        ]
         pointers = (ctypes.c_void_p * max(1, count))(*[ctypes.addressof(value) for value in values])
         grid_words, block_words = (ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(*block)
         run = getattr(library, f"run_{name}")
@@ -71,7 +74,8 @@ class KernelsOnHost:
             run(grid_words, block_words, pointers)
             return True
 
-        return call, [int.from_bytes(value.raw, "little") for value, size in zip(values, sizes) if size == 8]
+        words = [value.raw[begin : begin + 8] for value, size in zip(values, sizes) for begin in range(0, size - 7, 8)]
+        return call, [int.from_bytes(word, "little") for word in words]
 
     def _library(self, image: bytes) -> ctypes.CDLL:
         if image not in self._libraries:
