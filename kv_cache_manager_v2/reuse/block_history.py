@@ -66,10 +66,6 @@ class BlockHistory:
         the nearest sampled block before it on its path plus 1, or 0."""
         self._table: Final = RemovalHistory(num_entries)
 
-    @property
-    def num_entries(self) -> int:
-        return self._table.num_entries
-
     # -- what the tree tells ------------------------------------------------------------------------------------------
 
     def record_root(self, root: i64, scope: ReuseScope) -> None:

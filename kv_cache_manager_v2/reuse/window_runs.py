@@ -57,7 +57,7 @@ class WindowRuns:
         if least <= 1:
             return self._pages
         if not self._is_of_use_above(block, life_cycle, least):
-            self._add_run_above(block, life_cycle, least)
+            self._add_run_above(block, life_cycle)
         only_child = block.only_child
         if only_child is not None:
             self._add_run_below(only_child, life_cycle, least)
@@ -129,24 +129,20 @@ class WindowRuns:
         self._top = top
         return count
 
-    def _add_run_above(self, block: Block, life_cycle: i64, least: i64) -> None:
+    def _add_run_above(self, block: Block, life_cycle: i64) -> None:
+        """The run, which is too short and does not begin with the path, unless it is in use or leads to other pages."""
         rows = self._rows
         kept: i64 = len(self._pages)
         below = block
         above = block.parent
-        length: i64 = 0
-        while above is not None and above.first_page >= 0 and rows.has_page(above.first_page + life_cycle):
+        while above is not None and rows.has_page(above.first_page + life_cycle):
             page = above.first_page + life_cycle
-            length += 1
-            if length == least or rows.num_holds(page) > 0 or self._has_other_page_below(above, below, life_cycle):
+            if rows.num_holds(page) > 0 or self._has_other_page_below(above, below, life_cycle):
                 self._pages = self._pages[:kept]
                 return
             self._pages = append(self._pages, page)
             below = above
             above = above.parent
-        if above is None or above.first_page < 0:
-            # The run begins with the path.
-            self._pages = self._pages[:kept]
 
     def _has_other_page_below(self, block: Block, known: Block, life_cycle: i64) -> bool:
         children = block.children

@@ -1,8 +1,8 @@
 """Which tests begin which suite of statements, found once by running them on a copy of the package that notes the suites it begins.
 
 A suite is the body of a function, of a branch, a loop, a handler. A mutant that lies in a suite can only be noticed by tests that begin
-it, so those are run, cheap ones first. The map is kept in `build`; tests whose file is new or changed are run again, the rest stays, as a
-map of older sources chooses almost as well.
+it, so those are run, cheap ones first. The map takes some twenty minutes of a processor and is kept in `build`; tests whose file is new or
+changed are run again, the rest stays, as a map of older sources chooses almost as well.
 """
 
 import ast
@@ -110,11 +110,26 @@ class CoveringTests:
     tests: dict[str, list[str]] = field(default_factory=dict)
     """By name of a suite: the tests that begin it."""
 
+    @staticmethod
+    def read(path: Path) -> "CoveringTests":
+        digests, seconds, numbers = json.loads(path.read_text(encoding="utf-8"))
+        names = list(seconds)
+        return CoveringTests(digests, seconds, {suite: [names[number] for number in begun] for suite, begun in numbers.items()})
+
+    def write(self, path: Path) -> None:
+        """With a number for each test: most suites are begun by hundreds."""
+        number_of = {test: number for number, test in enumerate(self.seconds)}
+        numbers = {suite: [number_of[test] for test in begun] for suite, begun in self.tests.items()}
+        path.write_text(json.dumps([self.digests, self.seconds, numbers]), encoding="utf-8")
+
     def choose(self, mutant: Mutant, seconds: float) -> list[str]:
         """Tests that begin the mutant's suite, for so many seconds: those first whose file names the module, then short ones."""
         stem = Path(mutant.file).stem
         names_it = {file: stem in (ROOT / file).read_text(encoding="utf-8") for file in self.digests}
-        found = sorted(self.tests.get(name_suite_of(mutant), []), key=lambda test: self.seconds[test])
+        begun = self.tests.get(name_suite_of(mutant), [])
+        if not begun:  # by none, or when modules are imported
+            begun = [test for test in self.seconds if names_it[test.partition("::")[0]]]
+        found = sorted(begun, key=lambda test: self.seconds[test])
         alike: Counter[str] = Counter()
         ranked: list[tuple[bool, bool, float, str]] = []
         for test in found:
@@ -189,7 +204,7 @@ def read_map(path: Path = MAP) -> CoveringTests:
     """The map that is kept, if there is one, with what has changed since."""
     covering = CoveringTests()
     if path.exists():
-        covering = CoveringTests(**json.loads(path.read_text(encoding="utf-8")))
+        covering = CoveringTests.read(path)
     covering.refresh()
-    path.write_text(json.dumps(covering.__dict__), encoding="utf-8")
+    covering.write(path)
     return covering

@@ -3,6 +3,7 @@
 import ast
 import random
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -154,6 +155,14 @@ def test_tests_are_chosen_that_begin_the_suite_of_a_mutant() -> None:
     covering = CoveringTests({naming: "", other: ""}, seconds, {name_suite_of(mutant): begun})
     assert covering.choose(mutant, 10) == [f"{naming}::a", f"{other}::c", f"{other}::b"]
     assert covering.choose(mutant, 5) == [f"{naming}::a", f"{other}::c"]
+    unknown = CoveringTests({naming: "", other: ""}, seconds)
+    assert unknown.choose(mutant, 10) == [f"{naming}::a"]
+
+
+def test_what_tests_begin_is_read_as_it_was_written(tmp_path: Path) -> None:
+    covering = CoveringTests({"a": "1"}, {"a::x": 1.5, "a::y": 0.25}, {"f | g | 0": ["a::y", "a::x"], "f | g | 1": []})
+    covering.write(tmp_path / "map.json")
+    assert CoveringTests.read(tmp_path / "map.json") == covering
 
 
 def test_every_mutant_is_in_a_suite() -> None:

@@ -306,6 +306,21 @@ def test_the_callers_buffers_are_per_beam() -> None:
             kv_cache.resize(30, 9)
 
 
+def test_the_stream_of_suspended_beams_is_that_of_their_next_step() -> None:
+    device = HostDevice()
+    with KVCacheManager(config_of(), device=device) as manager, run_prompt(manager, [1, 2, 3, 4, 5, 6]) as kv_cache:
+        kv_cache.beam_width = 2
+        kv_cache.suspend()
+        stream = device.create_stream()
+        kv_cache.cuda_stream = stream
+        assert kv_cache.cuda_stream == stream
+        assert kv_cache.resume() and kv_cache.resize(7, 6)
+        assert kv_cache.cuda_stream == stream
+        manager.check_invariants()
+        kv_cache.close()
+        device.destroy_stream(stream)
+
+
 def test_mistakes_change_nothing() -> None:
     with manager_of() as manager, run_prompt(manager, [1, 2, 3, 4, 5]) as kv_cache:
         kv_cache.beam_width = 2

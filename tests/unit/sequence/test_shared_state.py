@@ -1,9 +1,10 @@
 """Windows and bounds that all sequences share, beside a look at every length."""
 
+from itertools import product
 from random import Random
 
 import pytest
-from small_models import config_of
+from small_models import config_of, run_prompt
 
 from kv_cache_manager_v2 import HostDevice, KVCacheManager, SwaScratchReuseConfig
 from kv_cache_manager_v2.layout.windows import compute_scratch_range
@@ -50,6 +51,24 @@ def test_windows_begin_and_move_where_blocks_become_stale(seed: int) -> None:
             assert shared.windows.least_scratch_step == least_scratch_step(shared, rewind)
         else:
             assert shared.windows.least_scratch_step == NEVER
+
+
+def test_blocks_before_the_first_lost_page_are_whole() -> None:
+    """Whichever page of whichever block is lost, alone or with a later one: the blocks before it count."""
+    with KVCacheManager(config_of([None, 4], 4, 256), device=HostDevice()) as manager, run_prompt(manager, list(range(24))) as kv_cache:
+        shared = shared_of(manager)
+        reads, blocks = shared.storage.reads, kv_cache._state.blocks[:6]
+        assert shared.count_whole_blocks(blocks) == 6
+        reads.is_idle = False
+        assert shared.count_whole_blocks(blocks) == 6
+        for ordinal in range(6):
+            for life_cycle, later in product(range(2), range(ordinal, 6)):
+                reads.lost.clear()
+                reads.lost[int(blocks[later].first_page)] = "unreadable"
+                reads.lost[int(blocks[ordinal].first_page) + life_cycle] = "unreadable"
+                assert shared.count_whole_blocks(blocks) == ordinal
+        reads.lost.clear()
+        reads.is_idle = True
 
 
 def test_without_scratch_reuse_no_step_has_scratch_blocks() -> None:
