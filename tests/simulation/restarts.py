@@ -15,7 +15,7 @@ from typing import Any
 from every_call import EveryCall, config_of_every_kind
 from lossy_files import LossyDisk, LossyFiles
 
-from kv_cache_manager_v2 import DiskCacheTierConfig, HostDevice, KVCacheManager, KVCacheManagerConfig, ModelId
+from kv_cache_manager_v2 import ColdPageCodec, DiskCacheTierConfig, HostDevice, KVCacheManager, KVCacheManagerConfig, ModelId
 from kv_cache_manager_v2.durable.durable_level import DurableLevel
 from kv_cache_manager_v2.manager.durable_drain import drain_pages
 from kv_cache_manager_v2.reuse.token_packing import unpack_tokens
@@ -38,11 +38,19 @@ def durable_config_of_every_kind(has_state: bool, folder: str, num_slots: int, n
 class Restarts:
     """``found``: pages that each life began with. ``ends``: those that each must leave.
     ``num_probes``: texts whose match was compared with the model's. ``least_log_bytes``: of a log that a new snapshot is made for.
-    ``num_paths``: of the last level, each a disk of its own."""
+    ``num_paths``: of the last level, each a disk of its own. ``codec``: of all lives."""
 
     def __init__(
-        self, has_state: bool, seed: int, folder: str, num_slots: int = 80, least_log_bytes: int = 1 << 20, num_paths: int = 1
+        self,
+        has_state: bool,
+        seed: int,
+        folder: str,
+        num_slots: int = 80,
+        least_log_bytes: int = 1 << 20,
+        num_paths: int = 1,
+        codec: ColdPageCodec | None = None,
     ) -> None:
+        self.codec = codec
         self.config = durable_config_of_every_kind(has_state, folder, num_slots, num_paths)
         self.has_state = has_state
         self.random = random.Random(seed)
@@ -66,7 +74,7 @@ class Restarts:
     def live(self, life: int, num_calls: int) -> None:
         files = LossyFiles(self.disk)
         device = HostDevice(files=files)
-        manager = KVCacheManager(self.config, device=device)
+        manager = KVCacheManager(self.config, device=device, cold_page_codec=self.codec)
         started = manager._shared.storage.durable
         assert started is not None
         started.writer.least_log_bytes = self.least_log_bytes
@@ -166,3 +174,10 @@ class Restarts:
             num_tokens = manager.probe_reuse(scope, text)
             assert match.allows(num_tokens), f"{num_tokens} of {len(text)} tokens match, {match.best} should"
             self.num_probes += 1
+            if self.codec is not None and not self.codec.is_lossless:
+                assert self.count_exact(manager, scope, text) == 0, "what was read was packed with loss"
+
+    def count_exact(self, manager: KVCacheManager, scope: Any, text: Any) -> int:
+        """Tokens that a request matches which refuses pages that were packed with loss."""
+        with manager.create_kv_cache(scope, list(text), exact=True) as kv_cache:
+            return kv_cache.num_committed_tokens

@@ -2,7 +2,8 @@
 
 The model: what a prompt's sequence has committed is in the store from then on, a name for each whole block of a scope and an epoch. A rank
 must find the longest prefix that is there where no window is in the way and nothing was lost, and never more than was computed. The
-engine checks every byte that it reads.
+engine checks every byte that it reads. With a codec that packs with loss, exact requests find nothing there, and no exact request matches
+what came from there.
 """
 
 import random
@@ -10,8 +11,10 @@ from typing import Any
 
 from shared_models import TOKENS_PER_BLOCK, Rank, shared_config
 
-from kv_cache_manager_v2 import ReuseScope
+from kv_cache_manager_v2 import ColdPageCodec, ReuseScope
+from kv_cache_manager_v2.codecs.lossless_codec import LosslessCodec
 from kv_cache_manager_v2.shared import MemoryStore
+from kv_cache_manager_v2.testing.reversing_codec import ReversingCodec
 
 SCOPES = (None, ReuseScope(salt="of one tenant"), ReuseScope(salt="of another one"))
 NUM_RANKS = 3
@@ -29,6 +32,11 @@ class SharedLives:
         self.windows: tuple[int | None, ...] = self.random.choice(((None,), (None,), (None, 8), (8,)))
         keys: list[bytes | None] = [None, self.random.randbytes(32)]
         self.key = self.random.choice(keys)
+        codecs = (None, ReversingCodec(3), ReversingCodec(2, False), LosslessCodec("bfloat16"))
+        self.codec: ColdPageCodec | None = codecs[seed % len(codecs)]
+        self.is_lossy = self.codec is not None and not self.codec.is_lossless
+        self.num_lossy = 0
+        """Prompts of which a rank has found a part in the store, packed with loss."""
         self.vocabulary = self.random.choice((2, 1000))
         self.store = MemoryStore()
         self.epoch = 0
@@ -45,7 +53,7 @@ class SharedLives:
     def begin_life(self) -> Rank:
         self.num_lives += 1
         host_slots = self.random.choice((0, 32))
-        return Rank(self.store, shared_config(self.windows, host_slots=host_slots), key=self.key, epoch=self.epoch)
+        return Rank(self.store, shared_config(self.windows, host_slots=host_slots), key=self.key, epoch=self.epoch, codec=self.codec)
 
     def run(self, num_actions: int) -> None:
         for _action in range(num_actions):
@@ -67,18 +75,24 @@ class SharedLives:
 
     def serve(self, rank: Rank) -> None:
         scope, text = self.draw_text()
-        request = rank.begin(list(text), scope)
+        is_exact = self.is_lossy and self.random.random() < 0.2
+        request = rank.begin(list(text), scope, is_exact)
         begin = request.kv_cache.num_committed_tokens
         num_loaded = rank.load(request)
+        assert num_loaded == 0 or not is_exact, "an exact request has got pages that were packed with loss"
         end = begin + num_loaded
         known = max((common_length(text[:-1], other) for owner, other in self.computed if owner == scope), default=0)
         assert num_loaded == 0 or end <= known, f"{end} tokens of {text} are there, and {known} were ever computed"
-        if self.is_whole and self.windows == (None,):
+        if self.is_whole and self.windows == (None,) and not is_exact:
             least = known // TOKENS_PER_BLOCK * TOKENS_PER_BLOCK
             assert end >= least, f"{end} tokens of {text} are found, and {least} are in the store"
         self.num_found += num_loaded > 0
         rank.compute(request, list(text))
         rank.drain()
+        if self.is_lossy and num_loaded > 0 and None in self.windows:
+            self.num_lossy += 1
+            with rank.manager.create_kv_cache(scope, list(text), exact=True) as kv_cache:
+                assert kv_cache.num_committed_tokens <= begin, f"from token {begin} on {text} came from the store, packed with loss"
         self.computed.append((scope, text[: len(text) // TOKENS_PER_BLOCK * TOKENS_PER_BLOCK]))
 
     def draw_text(self) -> tuple[Any, Text]:

@@ -4,10 +4,15 @@ from pathlib import Path
 
 import pytest
 
+from kv_cache_manager_v2 import ColdPageCodec
+from kv_cache_manager_v2.codecs.lossless_codec import LosslessCodec
+from kv_cache_manager_v2.testing.reversing_codec import ReversingCodec
+
 from .restarts import Restarts
 
 NUM_LIVES = 4
 NUM_CALLS = 250
+CODECS = [ReversingCodec(5), ReversingCodec(0, False), LosslessCodec("bfloat16")]
 
 
 @pytest.mark.parametrize("has_state", [False, True])
@@ -26,6 +31,15 @@ def test_a_level_on_several_disks(tmp_path: Path, seed: int) -> None:
     run.run(NUM_LIVES, NUM_CALLS)
     assert max(run.found) > 10 and max(run.ends) > 10 and run.num_probes > 20
     assert all(run.disk.paths(f"/more-{number}/") for number in (1, 2))
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.identity)
+@pytest.mark.parametrize("has_state", [False, True])
+def test_packed_pages_outlive_their_processes(tmp_path: Path, has_state: bool, codec: ColdPageCodec) -> None:
+    """In each life what the one before must have left; of pages that were packed with loss an exact request matches none."""
+    run = Restarts(has_state, 8, str(tmp_path), codec=codec)
+    run.run(NUM_LIVES, NUM_CALLS)
+    assert max(run.found) > 10 and max(run.ends) > 10 and (has_state or run.num_probes > 20)
 
 
 @pytest.mark.parametrize("has_state", [False, True])
