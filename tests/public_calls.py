@@ -331,6 +331,7 @@ _EXAMPLES: dict[str, Callable[[World], Example | dict[str, Any]]] = {
     "KVCacheManager.resize": lambda w: {"cache_level": 0, "quota": w.manager.get_quota(0), "best_efforts": False},
     "KVCacheManager.record_block_times": lambda w: {"clock": Clock()},
     "KVCacheManager.get_storage_statistics": lambda w: {"level": 0},
+    "KVCacheManager.get_pool_group_descs": lambda w: {"level": 0},
     "KVCacheManager.get_layer_group_id": lambda w: {"layer_id": 0},
     "KVCacheManager.state_layer_group_id": lambda w: (w.hybrid.manager.state_layer_group_id, {"layer_id": hybrid_models.FIRST_STATE_LAYER}),
     "KVCacheManager.life_cycle_of_group": lambda w: {"layer_group_id": 0},

@@ -26,6 +26,7 @@ from ..base.missing_package import missing_package
 from ..config.batch_desc import BatchDesc, KVCacheDesc
 from ..config.cache_tier_config import CacheTierConfig, GpuCacheTierConfig
 from ..config.snapshot_policy import SnapshotPolicy
+from ..device.cold_page_codec import ColdPageCodec
 from ..device.cuda_device import CudaDevice
 from ..device.host_device import HostDevice
 from ..device.port import Device
@@ -58,7 +59,8 @@ class PagedCachePool:
     ``initial_pool_ratio``).
     ``max_mirror_bytes``: beside ``memory_bytes``, for copies from which caches that decode read their keys in one piece; a quarter of
     ``memory_bytes`` unless it is given, and 0 for none: then every step gathers the pages.
-    ``debug_fill``: what is written into freed pages, as for `KVCacheManager`. One thread at a time.
+    ``debug_fill``: what is written into freed pages, ``cold_page_codec``: how pages below level 0 are packed, as for `KVCacheManager`.
+    One thread at a time.
 
     `ValueError` for a model or a release of transformers that is not supported: the message names the layer, or the release. One that is
     newer than those tested is tried with one token, and then warned of.
@@ -80,6 +82,7 @@ class PagedCachePool:
         typical_length: int = 1024,
         max_mirror_bytes: int | None = None,
         debug_fill: DebugFill | None = None,
+        cold_page_codec: ColdPageCodec | None = None,
         **options: Any,
     ) -> None:
         self._is_open = False
@@ -107,7 +110,9 @@ class PagedCachePool:
         config = make_config(self.layers, [GpuCacheTierConfig(memory_bytes), *lower_tiers], tokens_per_block, options)
         self._device: Final = _make_device(devices.pop())
         try:
-            self.manager: Final = KVCacheManager(config, device=self._device, debug_fill=debug_fill)
+            self.manager: Final = KVCacheManager(
+                config, device=self._device, debug_fill=debug_fill, cold_page_codec=cold_page_codec
+            )
         except BaseException:
             self._device.close()
             raise

@@ -69,10 +69,11 @@ class KernelAddresses:
     def converter(self, layer_id: LayerId, role: object) -> PageIndexConverter:
         return compute_page_index_converter(self.placement(layer_id, role))
 
-    def pool_group_descs(self) -> tuple[PoolGroupDesc, ...]:
+    def pool_group_descs(self, level: int) -> tuple[PoolGroupDesc, ...]:
         descs: list[PoolGroupDesc] = []
         has_memory = self._storage.device.has_memory
-        for index, group in enumerate(self._storage.pool_groups[: int(self._storage.num_pool_groups)]):
+        count = int(self._storage.num_pool_groups)
+        for index, group in enumerate(self._storage.pool_groups[level * count : (level + 1) * count]):
             pools = [
                 PoolDesc(PoolIndex(pool), MemAddress(int(address) if has_memory else 0), int(group.slot_bytes[pool]))
                 for pool, address in enumerate(group.base_addresses)

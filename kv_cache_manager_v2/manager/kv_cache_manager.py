@@ -852,7 +852,20 @@ class KVCacheManager(Handle):
     def pool_group_descs(self) -> tuple[PoolGroupDesc, ...]:
         """The pools of level 0: their addresses, how many slots each pool group has, and what a slot is made of."""
         self._require_open()
-        return self._addresses.pool_group_descs()
+        return self._addresses.pool_group_descs(0)
+
+    def get_pool_group_descs(self, level: SupportsIndex) -> tuple[PoolGroupDesc, ...]:
+        """The pools of a level in memory: slot ``i`` of a page below level 0 (`KVCache.get_block_slots`) is at ``base_address + i *
+        slot_bytes``.
+
+        A slot below level 0 has the parts of one of level 0, pool after pool; with a ``cold_page_codec`` it is one packed page, in one
+        pool. `ValueError` for a level on a disk.
+        """
+        self._require_open()
+        number = self._levels.require(level, "level")
+        if self.cache_tier_list[number] is CacheTier.DISK:
+            raise ValueError(f"level is {number}, which is on a disk: its slots have no addresses")
+        return self._addresses.pool_group_descs(number)
 
     def get_aggregated_pages(self, buffer_ids: Iterable[BufferId]) -> list[AggregatedPageDesc]:
         """The buffers as the fewest contiguous byte ranges, for transfers.

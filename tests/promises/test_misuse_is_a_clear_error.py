@@ -58,6 +58,7 @@ ON_ACTIVE: list[tuple[str, type[Exception], Call]] = [
     ("unknown layer", ValueError, lambda m, s: m.get_layer_group_id(99)),
     ("unknown buffer", ValueError, lambda m, s: m.get_page_stride(0, "nothing")),
     ("unknown level", ValueError, lambda m, s: m.get_storage_statistics(3)),
+    ("unknown level of pools", ValueError, lambda m, s: m.get_pool_group_descs(3)),
     ("batch of unequal lengths", ValueError, lambda m, s: m.resize_batch([s], [8, 9])),
     ("batch with a sequence twice", ValueError, lambda m, s: m.resize_batch([s, s], [8, 9])),
     ("batch with one bad entry", ValueError, lambda m, s: m.resize_batch([s], [1])),
@@ -350,7 +351,7 @@ ANSWERED_IN_A_CALLBACK = set(
         "KVCacheManager.get_page_stride KVCacheManager.get_page_index_scale KVCacheManager.get_page_index_upper_bound "
         "KVCacheManager.get_page_index_converter KVCacheManager.supports_index_mode KVCacheManager.get_mem_pool_base_address "
         "KVCacheManager.get_aggregated_pages KVCacheManager.clamp_max_seq_len_for_mem KVCacheManager.get_statistics "
-        "KVCacheManager.get_storage_statistics "
+        "KVCacheManager.get_storage_statistics KVCacheManager.get_pool_group_descs "
         "KVCache.get_base_page_indices KVCache.get_aggregated_page_indices KVCache.get_scratch_desc KVCache.supports_index_mode "
         "TransferLease.get_page_indices CommittedBlockDrop.drop_when_forgotten PoolView.release "
         "BatchPageTable BatchPageTable.row_of DecodeBatch KVCacheEventManager.get_latest_events "

@@ -1,5 +1,6 @@
 """With a residency window a running sequence keeps old pages below level 0; what it requires is there for a step, byte for byte."""
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -8,9 +9,10 @@ import pytest
 from small_models import attention_layers
 
 from kv_cache_manager_v2 import (
-    GpuCacheTierConfig, HostCacheTierConfig, KVCacheManager, KVCacheManagerConfig, LayerId, LogicError, RetentionConfig,
-    SwaScratchReuseConfig,
+    DiskCacheTierConfig, GpuCacheTierConfig, HostCacheTierConfig, KVCacheManager, KVCacheManagerConfig, LayerId, LogicError,
+    RetentionConfig, SwaScratchReuseConfig,
 )  # fmt: skip
+from kv_cache_manager_v2.codecs.float8_codec import Float8Codec
 from kv_cache_manager_v2.device.host_device import HostDevice
 
 T = 4
@@ -77,6 +79,37 @@ def test_a_sequence_is_longer_than_level_0_and_every_byte_comes_back() -> None:
         assert not kv_cache.resume() and "56 slots asked for" in str(manager.last_refusal)
         del pages
         view.release()
+
+
+@pytest.mark.parametrize("codec", [None, Float8Codec("float32", 2)])
+def test_pages_below_can_be_read_where_they_are(codec: Float8Codec | None) -> None:
+    """By level, slot and the level's pools, as kernels compute addresses; with a codec a row is the packed page."""
+    num_below = 64 * SLOT_BYTES
+    tiers: list[Any] = [GpuCacheTierConfig(8 * SLOT_BYTES), HostCacheTierConfig(num_below), DiskCacheTierConfig(num_below, "/tmp")]
+    config = KVCacheManagerConfig(T, tiers, attention_layers((None,), T))
+    with KVCacheManager(config, device=HostDevice(), cold_page_codec=codec) as manager, manager.create_kv_cache() as kv_cache:
+        kv_cache.set_residency_window(0, 2 * T, T)
+        assert kv_cache.resume()
+        written = {}
+        for ordinal in range(24):
+            assert kv_cache.resize((ordinal + 1) * T, ordinal * T)
+            view = manager.pool_view(LayerId(0), "key", by_slot=True, dtype="float32")
+            written[ordinal] = np.random.default_rng(ordinal).standard_normal(8).astype(np.float32)
+            np.asarray(view)[kv_cache.get_base_page_indices(0)[ordinal]] = written[ordinal]
+            kv_cache.commit(range(ordinal * T, (ordinal + 1) * T))
+        assert manager.get_pool_group_descs(0) == manager.pool_group_descs
+        with pytest.raises(ValueError, match="level is 2, which is on a disk: its slots have no addresses"):
+            manager.get_pool_group_descs(2)
+        (pool,) = manager.get_pool_group_descs(1)[0].pools
+        assert pool.slot_bytes == manager.get_storage_statistics(1)[0].slot_sizes[0]
+        num_read = 0
+        for ordinal, (level, slot) in enumerate(zip(kv_cache.get_block_levels(0), kv_cache.get_block_slots(0), strict=True)):
+            if level == 1:
+                row = np.frombuffer(ctypes.string_at(int(pool.base_address) + slot * pool.slot_bytes, pool.slot_bytes), np.uint8)
+                expected = written[ordinal].view(np.uint8) if codec is None else codec.pack(written[ordinal].view(np.uint8)[None])[0]
+                assert (row[: len(expected)] == expected).all()
+                num_read += 1
+        assert num_read >= 24 - 8
 
 
 def test_required_blocks_stay_until_the_next_resize_that_passes() -> None:

@@ -127,6 +127,7 @@ LOOKS: dict[str, Callable[[KVCacheManager], object]] = {
     "KVCacheManager.get_page_index_scale": lambda manager: manager.get_page_index_scale(LayerId(0), KEY),
     "KVCacheManager.get_page_index_upper_bound": lambda manager: manager.get_page_index_upper_bound(LayerId(0), KEY),
     "KVCacheManager.get_page_stride": lambda manager: manager.get_page_stride(LayerId(0), KEY),
+    "KVCacheManager.get_pool_group_descs": lambda manager: manager.get_pool_group_descs(0),
     "KVCacheManager.get_quota": lambda manager: manager.get_quota(0),
     "KVCacheManager.get_statistics": KVCacheManager.get_statistics,
     "KVCacheManager.get_storage_statistics": KVCacheManager.get_storage_statistics,
