@@ -87,7 +87,7 @@ def _describe_sequence(state: SequenceState) -> StateDump:
         "history": int(state.history),
         "committed": int(state.num_committed),
         "published_blocks": int(state.num_published),
-        "shares_last_block": state.tail.is_shared,
+        "shares_last_block": state.tail.is_published,
         "forked_blocks": [_describe_forked(state, ordinal) for ordinal in range(state.num_published, state.forked_end)],
         "is_committing": state.is_committing,
         "is_retired": state.tail.is_retired,

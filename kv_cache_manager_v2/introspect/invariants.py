@@ -327,7 +327,7 @@ def _check_path(state: SequenceState, tally: _Tally) -> None:
     for ordinal in range(state.num_published, state.num_blocks):
         block = state.blocks[ordinal]
         first_page = int(block.first_page)
-        is_tail = ordinal == state.num_published and state.tail.is_shared
+        is_tail = ordinal == state.num_published and state.tail.is_published
         if block.parent is not None:
             above = state.path_end if ordinal == state.num_published else state.blocks[ordinal - 1]
             _require(is_tail or ordinal < state.forked_end, f"{name}: block {ordinal} is in the tree and not known to be shared")

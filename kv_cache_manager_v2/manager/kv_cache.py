@@ -564,8 +564,8 @@ class KVCache(Handle):
     @property
     def match_info(self) -> MatchedTokens:
         """The match when the sequence was made: attention up to one length, recurrent state up to another."""
-        found = self._state.recurrent
-        return MatchedTokens(int(found.attention_tokens), int(found.state_tokens), int(found.planned_tokens), int(found.lossy_tokens))
+        found, state_tokens = self._state.request, self._state.recurrent.state_tokens
+        return MatchedTokens(int(found.attention_tokens), int(state_tokens), int(found.planned_tokens), int(found.lossy_tokens))
 
     @property
     def next_snapshot_position(self) -> int | None:

@@ -598,7 +598,7 @@ class KVCacheManager(Handle):
         text = b"" if packed is None else packed
         shared.guard.begin_change()
         residency.hold_match(state, found.match, self._matches.planned)
-        state.recurrent.lossy_tokens = lossy_tokens
+        state.request.lossy_tokens = lossy_tokens
         if shared.has_state:
             begin_with(state, found, text, int(request.prompt_length), positions, request.is_counted)
         shared.guard.end_change()

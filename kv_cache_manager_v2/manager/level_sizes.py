@@ -160,7 +160,7 @@ class LevelSizes(DemandSampler):
         shared = self._shared
         if shared.storage.closed.has_disks:
             shared.storage.closed.look()
-        resizer = PoolResizer(shared.storage, shared.traffic.room_count, shared.traffic.room, shared.traffic.mover)
+        resizer = PoolResizer(shared.storage, shared.traffic.room_count, shared.traffic.reclaimer, shared.traffic.mover)
         return [int(resizer.count_must_stay(level, group)) for group in range(self._layout.num_pool_groups)]
 
     def _resize(self, level: int, quota: int, best_efforts: bool, weights: list[int] | None) -> bool:

@@ -44,7 +44,7 @@ def reopen(state: SequenceState, packed: bytes, buffers: list[memoryview | None]
     found = cut_to_slots(shared, root, packed, find_whole(shared, root, packed, is_exact), is_exact)
     lossy_tokens = found.match.num_tokens - count_exact(shared, found)
     residency.hold_match(state, found.match, [])
-    state.recurrent.lossy_tokens = lossy_tokens
+    state.request.lossy_tokens = lossy_tokens
     state.request.given_end = state.num_committed if has_given else -1
     if shared.has_state:
         positions = [] if plan is None else plan.list_positions()

@@ -169,7 +169,7 @@ def _adopt_blocks(beam: SequenceState, blocks: list[Block], mark: i64) -> None:
             release_owner(shared.tree, beam.blocks[ordinal])
             beam.blocks[ordinal] = block
         ordinal += 1
-    beam.tail.is_shared = len(blocks) > 0 and blocks[0].parent is not None
+    beam.tail.is_published = len(blocks) > 0 and blocks[0].parent is not None
 
 
 def _assign_states(beams: list[SequenceState], parents: vec[i64]) -> list[list[Block]]:

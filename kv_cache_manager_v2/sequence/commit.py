@@ -107,7 +107,7 @@ def stop_committing(state: SequenceState, is_closing: bool) -> None:
     take_back(state, 0)
     publishes = (state.is_committing or state.tail.publishes_at_close) and not state.tail.is_retired
     publishes = publishes and not state.shared.traffic.takes_no_copies
-    if publishes and state.tail.count > 0 and not state.tail.is_shared:
+    if publishes and state.tail.count > 0 and not state.tail.is_published:
         if is_closing or state.shared.claims.twin_pages is None:
             _publish_tail(state, is_closing)
             if not is_closing and state.shared.traffic.early_copies is not None:
@@ -139,7 +139,7 @@ def _publish_tail(state: SequenceState, is_closing: bool) -> None:
         tree.digests.acquire_again(key)
     block.num_pins += 1
     tree.drop_superseded(parent, block)
-    state.tail.is_shared = True
+    state.tail.is_published = True
     state.next_slow_capacity = 0
     state.tail.copies_on_resume = False
     state.shared.guard.end_change()

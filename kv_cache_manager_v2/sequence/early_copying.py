@@ -16,9 +16,9 @@ def offload_published(state: SequenceState, first_block: i64) -> None:
     early = shared.traffic.early_copies
     if early is None or state.tail.is_retired:
         return
-    end = state.num_published + 1 if state.tail.is_shared else state.num_published
+    end = state.num_published + 1 if state.tail.is_published else state.num_published
     snapshot_page: i64 = NO_PAGE
-    if shared.has_state and state.tail.count > 0 and not state.tail.is_shared:
+    if shared.has_state and state.tail.count > 0 and not state.tail.is_published:
         snapshot = shared.tree.find_child(state.path_end, state.tail.packed())
         if snapshot is not None:
             snapshot_page = snapshot.first_page + shared.state_life_cycle

@@ -48,7 +48,7 @@ def try_fork(state: SequenceState, child: SequenceState) -> bool:
     has_state = len(state.recurrent.state_blocks) > 0
     account = find_page_counters(state.request.counters)
     if has_state:
-        shared.traffic.room.make_room(_count_needed(state, 1), account)
+        shared.traffic.reclaimer.make_room(_count_needed(state, 1), account)
     if state.timeline != NO_TIMELINE:
         child.timeline = shared.order.enter(state.stream)
     if has_state:
@@ -92,7 +92,7 @@ def share_blocks(state: SequenceState, child: SequenceState) -> None:
     child.request.written_end = state.request.written_end
     child.num_blocks = state.num_blocks
     child.num_published = state.num_published
-    child.tail.is_shared = state.tail.is_shared
+    child.tail.is_published = state.tail.is_published
     child.tail.copies_on_resume = state.tail.copies_on_resume
     if not state.is_committing:
         child.tokens = None

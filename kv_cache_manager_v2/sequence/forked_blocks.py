@@ -158,7 +158,7 @@ def record_published(state: SequenceState) -> None:
     """The published path of a sequence with forked blocks has grown by one."""
     state.next_slow_capacity = 0
     if state.forked_end > state.num_published:
-        state.tail.is_shared = state.blocks[state.num_published].parent is not None
+        state.tail.is_published = state.blocks[state.num_published].parent is not None
     else:
-        state.tail.is_shared = False
+        state.tail.is_published = False
         state.forked_end = 0

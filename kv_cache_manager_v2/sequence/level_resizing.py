@@ -83,7 +83,7 @@ class _LevelChange:
         """Pool groups that hand out nothing behind their new end any more."""
         self._num_remapped = 0
         """Pool groups, from the first on, whose memory may be that of another number of slots than the old one."""
-        self._resizer: Final = PoolResizer(storage, shared.traffic.room_count, shared.traffic.room, shared.traffic.mover)
+        self._resizer: Final = PoolResizer(storage, shared.traffic.room_count, shared.traffic.reclaimer, shared.traffic.mover)
         # Of each pool group: a mark of each sequence, and the point after the copies.
         self._points = vec[i64]([NO_POINT] * (len(counts) * (len(self._states) + 1)))
         """After the first ``_num_points`` no stream touches what lies behind the new ends."""

@@ -50,4 +50,4 @@ def cut_blocks(state: SequenceState, num_blocks: i64, mark: i64) -> None:
     state.num_blocks = num_blocks
     cut_forked(state, num_blocks)
     if state.num_published >= num_blocks:
-        state.tail.is_shared = False
+        state.tail.is_published = False

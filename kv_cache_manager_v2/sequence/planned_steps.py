@@ -224,7 +224,6 @@ def read_planned(state: SequenceState, planned: list[PlannedBlock]) -> None:
         one.readers.append(state)
         links.read.append(one)
     state.sharing.planned = links
-    state.recurrent.planned_tokens = len(planned) * size
     _record_end(state)
 
 

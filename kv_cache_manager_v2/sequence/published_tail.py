@@ -44,4 +44,4 @@ def withdraw_tail(state: SequenceState) -> None:
     block = state.blocks[state.num_published]
     state.shared.tree.drop_pages(block, CAPACITY, None)
     state.shared.tree.withdraw(block)
-    state.tail.is_shared = state.tail.copies_on_resume = False
+    state.tail.is_published = state.tail.copies_on_resume = False

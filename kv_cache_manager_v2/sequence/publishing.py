@@ -129,7 +129,7 @@ def enter(state: SequenceState, key: bytes, mark: i64) -> Block:
     elif is_shared:
         for owner in owners:
             if owner is not state and owner.num_published == ordinal:
-                owner.tail.is_shared = True
+                owner.tail.is_published = True
                 owner.next_slow_capacity = 0
     return published
 

@@ -49,7 +49,7 @@ def begin_with(state: SequenceState, found: StateMatch, packed: bytes, prompt_le
         storage.hold(page, storage.pool_group_of[shared.state_life_cycle], state.request.is_admitted)
     state.recurrent.matched_snapshot = snapshot
     state.recurrent.state_tokens = found.state_tokens
-    state.recurrent.attention_tokens = found.attention_tokens
+    state.request.attention_tokens = found.attention_tokens
     policy = shared.recurrent.snapshot_policy
     num_input_tokens = len(packed) // TOKEN_BYTES
     planned = set(positions)
@@ -77,9 +77,7 @@ def begin_with(state: SequenceState, found: StateMatch, packed: bytes, prompt_le
 
 def share_snapshot(state: SequenceState, child: SequenceState) -> None:
     """A fork begins with what its parent began with, if it has no state of its own yet, and plans the same snapshots."""
-    child.recurrent.attention_tokens = state.recurrent.attention_tokens
     child.recurrent.state_tokens = state.recurrent.state_tokens
-    child.recurrent.lossy_tokens = state.recurrent.lossy_tokens
     if state.recurrent.snapshot_plan is not None:
         child.recurrent.snapshot_plan = state.recurrent.snapshot_plan.copy()
     snapshot = state.recurrent.matched_snapshot

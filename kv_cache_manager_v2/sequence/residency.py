@@ -59,6 +59,8 @@ def hold_match(state: SequenceState, match: Match, planned: list[PlannedBlock]) 
     num_tokens = match.num_tokens
     shared.storage.digest.record(MATCH, num_tokens)
     num_published = num_tokens // tokens_per_block - len(planned)
+    state.request.attention_tokens = num_tokens
+    state.request.planned_tokens = len(planned) * tokens_per_block
     if num_published == 0:
         state.path_end = shared.tree.pin_root(state.request.scope)
     if num_tokens == 0:
@@ -66,16 +68,15 @@ def hold_match(state: SequenceState, match: Match, planned: list[PlannedBlock]) 
     state.blocks = match.blocks
     state.num_blocks = len(match.blocks)
     state.num_published = num_published
-    state.tail.is_shared = num_tokens % tokens_per_block != 0
-    state.tail.copies_on_resume = state.tail.is_shared
+    state.tail.is_published = num_tokens % tokens_per_block != 0
+    state.tail.copies_on_resume = state.tail.is_published
     state.capacity = num_tokens
     state.history = num_tokens
     state.num_committed = num_tokens
     state.sharing.branch_end = state.num_blocks
-    state.recurrent.attention_tokens = num_tokens
     state.recurrent.state_tokens = num_tokens
     tree = shared.tree
-    if state.tail.is_shared:
+    if state.tail.is_published:
         num_tail_bytes = (num_tokens - state.num_published * tokens_per_block) * TOKEN_BYTES
         tail_block = match.blocks[state.num_published]
         tail_block.num_pins += 1
@@ -139,7 +140,7 @@ def _resume_all(state: SequenceState, stream: int, waits: bool) -> bool:
             if wanted is not None and wanted.needs_work(plan.peak):
                 shared.traffic.onboarding.bring_up(wanted, plan.peak, waits, account)
             else:
-                shared.traffic.room.make_room(plan.peak, account)
+                shared.traffic.reclaimer.make_room(plan.peak, account)
         except StorageIOError as error:
             # All is in its queues again.
             if len(shared.traffic.onboarding.failed) > 0:

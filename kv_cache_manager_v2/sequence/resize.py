@@ -83,7 +83,7 @@ def _evict(plan: ResizePlan, account: PageCounters | None) -> None:
     shared = plan.turns[0].state.shared
     for pool_group in range(shared.storage.num_pool_groups):
         if plan.peak[pool_group] > shared.storage.allocators[pool_group].num_free:
-            shared.traffic.room.free_slots(0, pool_group, plan.peak[pool_group], CAPACITY, account)
+            shared.traffic.reclaimer.free_slots(0, pool_group, plan.peak[pool_group], CAPACITY, account)
 
 
 def _copy_first(plan: ResizePlan, account: PageCounters | None) -> StagedCopies:
@@ -129,7 +129,7 @@ def _apply_turn(plan: ResizePlan, turn: TurnPlan, priorities: list[int], account
     _release(state, plan)
     _set_numbers(state, plan.capacity, plan.history)
     needed = turn.needed if len(turn.copies) == 0 else subtract_slots(turn.needed, turn.copied)
-    state.shared.traffic.room.make_room_or_drop(needed, account)
+    state.shared.traffic.reclaimer.make_room_or_drop(needed, account)
     if turn.first_written < state.forked_end and state.sharing.planned is None:
         settle_forked(state, turn.first_written)
     _add_blocks(state, plan.num_blocks, priorities, len(turn.copies))

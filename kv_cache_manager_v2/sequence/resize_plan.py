@@ -90,7 +90,7 @@ def plan_resize(states: list[SequenceState], capacity: i64, history: i64, ledger
     for state in states:
         copies = NO_ORDINALS
         first_written: i64 = NEVER
-        if state.tail.is_shared or state.forked_end > 0:
+        if state.tail.is_published or state.forked_end > 0:
             first_written = find_first_written(state, capacity, history)
             copies = list_copies(state, capacity, history)
             if position > 0 or ledger is not None:
@@ -180,7 +180,7 @@ def _leave_out_last_owned(beams: list[SequenceState], position: i64, copies: lis
 
 def is_copy_of_tail(turn: TurnPlan) -> bool:
     """Whether the published tail is all that is copied. Another block, which a fork or a lease has, cannot be withdrawn."""
-    return len(turn.copies) == 1 and turn.state.tail.is_shared and turn.copies[0] == turn.state.num_published
+    return len(turn.copies) == 1 and turn.state.tail.is_published and turn.copies[0] == turn.state.num_published
 
 
 def plan_turn(state: SequenceState, copies: list[int], first_written: i64, plan: ResizePlan, ledger: SlotLedger | None) -> TurnPlan:

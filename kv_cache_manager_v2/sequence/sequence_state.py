@@ -3,7 +3,7 @@
 Blocks of the sequence, by ordinal:
 
     [0, num_published)     published: shared, on the tree path that ends at ``path_end``, which this sequence pins
-    num_published          if ``tail.is_shared``: a published block of which only the leading tokens are ours, never written
+    num_published          if ``tail.is_published``: a published block of which only the leading tokens are ours, never written
                            and pinned by this sequence too; else private, like all that follow
     < forked_end           of these, blocks that a fork shares or shared: each private with several owners, or by now published
                            by another owner and pinned by this sequence (`forked_blocks`); or, if ``sharing.planned`` is there,
@@ -50,12 +50,12 @@ class TokenTail:
     Packed little-endian, which is the native order of every machine that has a device for us.
     """
 
-    __slots__ = ("writer", "is_shared", "copies_on_resume", "publishes_at_close", "is_retired")
+    __slots__ = ("writer", "is_published", "copies_on_resume", "publishes_at_close", "is_retired")
 
     def __init__(self) -> None:
         self.writer: Final = BytesWriter()
-        self.is_shared = False
-        """The last block is published: only its leading tokens are ours."""
+        self.is_published = False
+        """Their block is published: only its leading tokens are ours."""
         self.copies_on_resume = False
         """The shared last block is a partial match: the first resume makes a private copy of it."""
         self.publishes_at_close = False
@@ -89,11 +89,12 @@ UNPINNED: Final = Block(0)
 
 @final
 class Request:
-    """Request of one sequence: all that its caller has said."""
+    """Request of one sequence: all that its caller has said, and how far it matched."""
 
     __slots__ = (
         "serial", "id", "scope", "priority_callback", "prompt_length", "kinds", "continues", "is_counted", "given", "given_end",
         "retention", "is_exact", "is_admitted", "priorities", "copied", "to_learn", "written_end", "windows", "counters",
+        "attention_tokens", "planned_tokens", "lossy_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -135,6 +136,12 @@ class Request:
         """None if there are no statistics."""
         self.windows = windows
         """Those of the manager until the caller sets a residency window."""
+        self.attention_tokens: i64 = 0
+        """Up to which length pages for all attention layers were there when the sequence was made."""
+        self.planned_tokens: i64 = 0
+        """How many of them were planned by other sequences and not committed."""
+        self.lossy_tokens: i64 = 0
+        """How many matched tokens lay in or behind the first page that was packed with loss."""
 
     def fork(self, serial: int, sequence_id: int, priority_callback: PriorityCallback | None) -> "Request":
         """The request of a sequence, or of a beam, that goes on from this one's."""
@@ -148,14 +155,16 @@ class Request:
         child.retention = self.retention
         child.is_exact = self.is_exact
         child.is_admitted = self.is_admitted
+        child.attention_tokens = self.attention_tokens
+        child.lossy_tokens = self.lossy_tokens
         return child
 
 
 @final
 class Recurrent:
-    """Recurrent state of one sequence, and from which lengths on the match left layers to compute."""
+    """Recurrent state of one sequence."""
 
-    __slots__ = ("state_blocks", "snapshot_plan", "matched_snapshot", "state_tokens", "attention_tokens", "planned_tokens", "lossy_tokens")
+    __slots__ = ("state_blocks", "snapshot_plan", "matched_snapshot", "state_tokens")
 
     def __init__(self) -> None:
         self.state_blocks: list[Block] = []
@@ -166,12 +175,6 @@ class Recurrent:
         """The published block whose snapshot the first resume will copy; held until then."""
         self.state_tokens: i64 = 0
         """The length at which the sequence's recurrent state began."""
-        self.attention_tokens: i64 = 0
-        """Up to which length pages for all attention layers were there when the sequence was made."""
-        self.planned_tokens: i64 = 0
-        """How many of them were planned by other sequences and not committed."""
-        self.lossy_tokens: i64 = 0
-        """How many matched tokens lay in or behind the first page that was packed with loss."""
 
 
 @final
@@ -326,7 +329,7 @@ class SequenceState:
             or self.has_beams
             or self.shared.has_state
             or self.shared.traffic.first_written_end < NEVER
-            or self.tail.is_shared
+            or self.tail.is_published
             or len(self.arrivals.points) > 0
             or self.scratch.is_enabled
             or self.scratch.num_blocks > 0
@@ -353,7 +356,7 @@ class SequenceState:
         """Whether the tree keeps its pages when the sequence releases them."""
         if self.tail.is_retired:
             return False
-        if ordinal < self.num_published or (self.tail.is_shared and ordinal == self.num_published):
+        if ordinal < self.num_published or (self.tail.is_published and ordinal == self.num_published):
             return True
         return ordinal < self.forked_end and self.blocks[ordinal].parent is not None
 

@@ -155,17 +155,17 @@ class Traffic:
     """Pages that move between levels, and the slots that are made free for others."""
 
     __slots__ = (
-        "mover", "room_count", "room", "onboarding", "early_copies", "takes_no_copies", "is_external", "first_written_end", "demand",
+        "mover", "room_count", "reclaimer", "onboarding", "early_copies", "takes_no_copies", "is_external", "first_written_end", "demand",
     )  # fmt: skip
 
     def __init__(self, storage: PageStorage, mover: PageMover, config: KVCacheManagerConfig) -> None:
         self.mover: Final = mover
         self.room_count: Final = RoomCount(storage)
-        self.room: Final = SlotReclaimer(storage, mover, config.min_offload_priority)
-        self.onboarding: Final = Onboarding(storage, self.room, mover)
+        self.reclaimer: Final = SlotReclaimer(storage, mover, config.min_offload_priority)
+        self.onboarding: Final = Onboarding(storage, self.reclaimer, mover)
         writes_durable = storage.durable is not None and not storage.durable.is_read_only
         writes_early = writes_durable or (config.write_policy == "through" and storage.last_level > 0)
-        self.early_copies: Final = EarlyCopies(storage, self.room, config.min_offload_priority) if writes_early else None
+        self.early_copies: Final = EarlyCopies(storage, self.reclaimer, config.min_offload_priority) if writes_early else None
         """None where pages are written down when they have to go, or there is no lower level."""
         self.takes_no_copies: Final[bool] = config.takes_no_copies
         self.is_external: Final[bool] = config.is_external

@@ -25,7 +25,7 @@ def stays_within_blocks(state: SequenceState, capacity: i64, history: i64) -> bo
         history < state.next_window_move
         and capacity <= room
         and capacity > room - state.shared.tokens_per_block
-        and not state.tail.is_shared
+        and not state.tail.is_published
         and (state.forked_end == 0 or not may_write_forked(state, history))
         and state.scratch.num_blocks == 0
         and capacity - history < state.shared.windows.least_scratch_step
@@ -127,7 +127,7 @@ def _begins_next_block(state: SequenceState, capacity: i64, history: i64) -> boo
         capacity <= room
         or capacity > room + shared.tokens_per_block
         or history >= state.next_window_move
-        or state.tail.is_shared
+        or state.tail.is_published
         or state.forked_end > 0
         or state.request.priority_callback is not None
         or state.recurrent.snapshot_plan is not None

@@ -62,7 +62,7 @@ def _make_room(state: SequenceState) -> bool:
         return False
     shared.guard.begin_change()
     try:
-        shared.traffic.room.free_slots(GPU_LEVEL, pool_group, 1, CAPACITY, find_page_counters(state.request.counters))
+        shared.traffic.reclaimer.free_slots(GPU_LEVEL, pool_group, 1, CAPACITY, find_page_counters(state.request.counters))
     except PageMoveError as error:
         _logger.warning("a snapshot of recurrent state is left out: %s", str(error))
         shared.guard.end_change()

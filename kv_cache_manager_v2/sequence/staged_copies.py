@@ -111,7 +111,7 @@ def _take_copy(state: SequenceState, ordinal: i64, target: Block, mark: i64, acc
     release_owner(state.shared.tree, state.blocks[ordinal])
     state.blocks[ordinal] = target
     if ordinal == state.num_published:
-        state.tail.is_shared = False
+        state.tail.is_published = False
         state.tail.copies_on_resume = False
 
 

@@ -77,7 +77,7 @@ class UsageRecorder:
             counts[at] += match.num_tokens
         else:
             count_hits_by_level(state, usage.counts, usage.hits_at)
-        counts[usage.calls_at + PLANNED_TOKENS] += state.recurrent.planned_tokens
+        counts[usage.calls_at + PLANNED_TOKENS] += state.request.planned_tokens
         _record_reused(state, usage)
 
     def record_rewind(self, state: SequenceState, old_num_blocks: i64) -> None:
@@ -101,7 +101,7 @@ class UsageRecorder:
 
 def _record_reused(state: SequenceState, usage: UsageCounters) -> None:
     """The pages that the sequence holds are those that it has found."""
-    num_planned_blocks = state.recurrent.planned_tokens // state.shared.tokens_per_block
+    num_planned_blocks = state.request.planned_tokens // state.shared.tokens_per_block
     for life_cycle in range(state.shared.num_life_cycles):
         num_full = count_held_pages(state, life_cycle, 0, state.num_published)
         num_planned = count_held_pages(state, life_cycle, state.num_published, state.num_published + num_planned_blocks)

@@ -136,7 +136,7 @@ class SlotReclaimer:
         index = level * storage.num_pool_groups + pool_group
         last = self._find_last(level)
         if level < last:
-            count = self._count_offloaded(level, last, pool_group, missing, cause, account)
+            count = self._make_room_below(level, last, pool_group, missing, cause, account)
             if count != _DROP:
                 return count
             missing = 1
@@ -150,7 +150,7 @@ class SlotReclaimer:
         self._drop_least(pool_group, missing, cause, account)
         return _LOOK_AGAIN
 
-    def _count_offloaded(self, level: i64, last: i64, pool_group: i64, missing: i64, cause: i64, account: PageCounters | None) -> i64:
+    def _make_room_below(self, level: i64, last: i64, pool_group: i64, missing: i64, cause: i64, account: PageCounters | None) -> i64:
         """`_find_case` where a level below takes pages, of which some may be evicted for them; `_DROP` where it has no slot for any."""
         storage = self._storage
         index = level * storage.num_pool_groups + pool_group

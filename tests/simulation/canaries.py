@@ -279,7 +279,7 @@ CANARIES = (
         "owner goes on writing into its published partial block",
         "sequence/resize_plan.py",
         "plan_resize",
-        "state.tail.is_shared or state.forked_end > 0",
+        "state.tail.is_published or state.forked_end > 0",
         "state.forked_end > 0",
     ),
     # -- scratch ------------------------------------------------------------------------------------------------------
