@@ -58,11 +58,6 @@ def _is_bool(value: object) -> bool:
     return isinstance(value, bool) or "bool" in str(getattr(value, "dtype", ""))
 
 
-def _is_complex(value: object) -> bool:
-    """Whether it is a complex number, or one of numpy, whose `float` loses a part."""
-    return isinstance(value, complex) or "complex" in str(getattr(value, "dtype", ""))
-
-
 def is_bytes(value: object) -> bool:
     """Whether it is raw bytes, which are no list of numbers though Python iterates over them as one."""
     return isinstance(value, (bytes, bytearray)) or (isinstance(value, memoryview) and value.itemsize == 1)
@@ -124,7 +119,8 @@ def to_number(value: object, name: str) -> float:
         except OverflowError:
             raise ValueError(f"{name} is an int of {int(value).bit_length()} bits; a float cannot hold it") from None
     elif getattr(type(value), "__float__", None) is not None and not _is_bool(value) and not has_attribute(value, "__len__"):
-        if _is_complex(value):
+        # Of a complex number, or one of numpy, `float` loses a part.
+        if isinstance(value, complex) or "complex" in str(getattr(value, "dtype", "")):
             raise TypeError(f"{name} must be a number, not the complex {type(value).__name__}")
         number = float(cast(Any, value))
     if number is None:

@@ -47,11 +47,6 @@ _functions: Final[list[Any]] = []
 _last_number: Final[list[int]] = [0]
 
 
-def enqueue_wakeup(driver: CudaDriver, stream: int, wakeup: Wakeup) -> None:
-    """In the context of the stream."""
-    driver.call("cuLaunchHostFunc", stream, _address_of_function(), _number_of(wakeup))
-
-
 def forget_wakeup(wakeup: Wakeup) -> None:
     """Calls that are still enqueued do nothing."""
     for number, known in list(_wakeups.items()):
@@ -326,18 +321,18 @@ class CudaDevice(RangedDevice):
             self._driver.call("cuStreamDestroy", self._streams[stream])
         del self._streams[stream]
         if self._disk.is_busy:
-            self._disk.on_destroy(stream)
+            self._disk.trail.forget_stream(stream)
 
     def synchronize_stream(self, stream: int) -> None:
         self._require_open()
         stream = name_stream(stream)
         is_busy = self._disk.is_busy
         if is_busy:
-            self._disk.wait_before_stream(stream)
+            self._disk.wait_for(self._disk.trail.jobs_of_stream(stream))
         with self._context:
             self._driver.call("cuStreamSynchronize", stream)
         if is_busy:
-            self._disk.raise_failure_of_stream(stream)
+            self._disk.raise_failure(self._disk.trail.jobs_of_stream(stream))
 
     def record_event(self, stream: int) -> int:
         self._require_open()
@@ -370,13 +365,13 @@ class CudaDevice(RangedDevice):
         else:
             self._driver.wait_event(stream, event_object)
         if self._disk.is_busy:
-            self._disk.on_wait(stream, event)
+            self._disk.trail.wait(stream, event)
 
     def is_event_done(self, event: int) -> bool:
         self._require_open()
         is_done = self._driver.is_event_done(self._event_object(event))
         if is_done and self._disk.is_busy:
-            self._disk.raise_failure_of_event(event)
+            self._disk.raise_failure(self._disk.trail.jobs_of_event(event))
         return is_done
 
     def synchronize_event(self, event: int) -> None:
@@ -384,11 +379,11 @@ class CudaDevice(RangedDevice):
         event_object = self._event_object(event)
         is_busy = self._disk.is_busy
         if is_busy:
-            self._disk.wait_before_event(event)
+            self._disk.wait_for(self._disk.trail.jobs_of_event(event))
         with self._captures:
             self._driver.call("cuEventSynchronize", event_object)
         if is_busy:
-            self._disk.raise_failure_of_event(event)
+            self._disk.raise_failure(self._disk.trail.jobs_of_event(event))
 
     def release_event(self, event: int) -> None:
         """Return the event to the pool. Waits that were enqueued refer to what it had recorded, not to the driver's object."""
@@ -400,7 +395,7 @@ class CudaDevice(RangedDevice):
     def wake_after(self, stream: int, wakeup: Wakeup) -> bool:
         self._require_open()
         with self._context:
-            enqueue_wakeup(self._driver, name_stream(stream), wakeup)
+            self._driver.call("cuLaunchHostFunc", name_stream(stream), _address_of_function(), _number_of(wakeup))
         return True
 
     def forget_wakeup(self, wakeup: Wakeup) -> None:

@@ -86,7 +86,7 @@ class CudaDisk:
 
     __slots__ = (
         "is_busy", "_ranges", "_driver", "_context", "_host_memory", "_copies", "_workers", "_num_staging_slots", "_streams_may_wait",
-        "_staging", "_watch", "_trail", "_open", "_flags_of_streams",
+        "_staging", "_watch", "trail", "_open", "_flags_of_streams",
     )  # fmt: skip
 
     def __init__(
@@ -111,7 +111,7 @@ class CudaDisk:
         self._streams_may_wait: Final = streams_may_wait
         self._staging: CudaStaging | None = None  # from the first range on
         self._watch: _ContextWatch | None = None  # the same
-        self._trail: Final = DiskDependencies()
+        self.trail: Final = DiskDependencies()
         self._open: list[DiskJob] = []  # each with its flag
         self._flags_of_streams: list[CudaFlag] = []  # flags that streams will raise
 
@@ -256,7 +256,7 @@ class CudaDisk:
             job.gates.append(FlagGate(gate))
         # Not before: taking a flag may have found every earlier job done.
         self.is_busy = True
-        self._trail.add(stream, job)
+        self.trail.add(stream, job)
         self._open.append(job)
         self._workers.start(job, earlier_jobs)
 
@@ -279,37 +279,20 @@ class CudaDisk:
     # -- streams and events; only while busy --------------------------------------------------------------------------
 
     def on_record(self, stream: int, event: int) -> None:
-        self._trail.record(stream, event)
+        self.trail.record(stream, event)
         self.poll()
-
-    def on_wait(self, stream: int, event: int) -> None:
-        self._trail.wait(stream, event)
 
     def on_release(self, event: int) -> None:
-        self._trail.forget_event(event)
+        self.trail.forget_event(event)
         self.poll()
 
-    def on_destroy(self, stream: int) -> None:
-        self._trail.forget_stream(stream)
-
-    def wait_before_event(self, event: int) -> None:
-        """Block until the workers are done with everything before the event."""
-        for job in self._trail.jobs_of_event(event):
+    def wait_for(self, jobs: list[DiskJob]) -> None:
+        """Block until the workers are done with the jobs, those before an event or on a stream (`trail`)."""
+        for job in jobs:
             self._workers.wait(job)
 
-    def wait_before_stream(self, stream: int) -> None:
-        for job in self._trail.jobs_of_stream(stream):
-            self._workers.wait(job)
-
-    def raise_failure_of_event(self, event: int) -> None:
-        """The event is done: raise a failed read before it."""
-        jobs = self._trail.jobs_of_event(event)
-        self.poll()
-        raise_first_unreported(jobs)
-
-    def raise_failure_of_stream(self, stream: int) -> None:
-        """The stream has done all enqueued work: raise a failed read among it."""
-        jobs = self._trail.jobs_of_stream(stream)
+    def raise_failure(self, jobs: list[DiskJob]) -> None:
+        """The event or stream behind the jobs is done: raise a failed read among them."""
         self.poll()
         raise_first_unreported(jobs)
 
@@ -331,13 +314,13 @@ class CudaDisk:
                 still_open.append(job)
         self._open = still_open
         self._collect_flags()
-        is_anything_left = self._trail.settle()
+        is_anything_left = self.trail.settle()
         self.is_busy = len(still_open) > 0 or is_anything_left
 
     def close(self) -> None:
         """Release everything; no range is reserved any more. If the driver refuses, it raises and may be called again."""
         self.drain()
-        for error in self._trail.unreported_failures():
+        for error in self.trail.unreported_failures():
             _logger.error("a disk read failed, and no call had waited for it: %s", error)
         self._workers.close()
         with self._context:

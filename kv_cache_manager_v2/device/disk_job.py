@@ -46,7 +46,7 @@ class DiskJob:
     """A job; a task is a run of extents. The fields from ``is_accepted`` on are `DiskWorkers`' and under its lock until it is done."""
 
     __slots__ = (
-        "is_started", "is_abandoned", "is_reported", "_runs", "_plan", "_sources", "_targets", "_task_ends", "gates", "signal",
+        "is_started", "is_abandoned", "is_reported", "_runs", "_plan", "_sources", "_targets", "task_ends", "gates", "signal",
         "earlier_jobs", "is_accepted", "num_left", "num_blockers", "followers", "is_lost", "is_done", "done_at", "read_error",
         "write_errors",
     )  # fmt: skip
@@ -65,14 +65,14 @@ class DiskJob:
         self._plan: Final = plan
         self._sources = sources  # empty if the bytes come from memory
         self._targets = targets  # empty if the bytes are copied to memory
-        self._task_ends: Final[list[int]] = []
+        self.task_ends: Final[list[int]] = []
         if plan is None:
             self._cut_tasks(sources if sources else targets)
         self.gates: Final[list[JobGate]] = []  # it begins when all of them are open
         self.signal: JobSignal | None = None  # raised when it is done
         self.earlier_jobs: list["DiskJob"] = []  # it begins when these are done
         self.is_accepted = False  # a worker has seen it
-        self.num_left: int = len(self._task_ends)  # tasks
+        self.num_left: int = len(self.task_ends)  # tasks
         self.num_blockers = 0  # jobs that must be done before this one begins
         self.followers: list["DiskJob"] = []
         self.is_lost = False  # it never began, and its targets are lost
@@ -80,9 +80,6 @@ class DiskJob:
         self.done_at = 0.0  # by the workers' clock; 0.0 without one
         self.read_error: StorageIOError | None = None
         self.write_errors: list[StorageIOError] = []
-
-    def num_tasks(self) -> int:
-        return len(self._task_ends)
 
     def conflicts_with(self, other: "DiskJob") -> bool:
         """Whether the two jobs could touch the same bytes, one of them writing. May be True too often, never False.
@@ -108,7 +105,7 @@ class DiskJob:
         if plan is not None:
             plan.list_extents(self._sources, self._targets)
             self._cut_tasks(self._sources if self._sources else self._targets)
-            self.num_left = len(self._task_ends)
+            self.num_left = len(self.task_ends)
 
     def lose_unplanned(self, reason: str, transfers: DiskTransfers) -> None:
         """`list_tasks` has failed. Called by a worker thread."""
@@ -151,7 +148,7 @@ class DiskJob:
         errors: list[StorageIOError] = []
         if self._runs is not None and not self._sources and not self._targets:
             move_runs(self._runs)
-        for position in range(self._task_ends[index - 1] if index > 0 else 0, self._task_ends[index]):
+        for position in range(self.task_ends[index - 1] if index > 0 else 0, self.task_ends[index]):
             error: StorageIOError | None = None
             if not self._sources:
                 error = transfers.write(self._targets[position])
@@ -177,7 +174,7 @@ class DiskJob:
         for position in range(len(extents)):
             num_bytes = extents[position].num_bytes
             if task_bytes > 0 and task_bytes + num_bytes > MAX_EXTENT_BYTES:
-                self._task_ends.append(position)
+                self.task_ends.append(position)
                 task_bytes = 0
             task_bytes += num_bytes
-        self._task_ends.append(len(extents))
+        self.task_ends.append(len(extents))

@@ -26,17 +26,13 @@ _MAX_RANGE_BYTES: Final = 1 << 56
 class DiskRanges:
     """The ranges. Law: one file per reserved range."""
 
-    __slots__ = ("table", "_granularity_bytes", "_port", "_files")
+    __slots__ = ("table", "port", "_granularity_bytes", "_files")
 
     def __init__(self, port: FilePort, granularity_bytes: int) -> None:
         self.table: Final = RangeTable(CacheTier.DISK, granularity_bytes)
         self._granularity_bytes: Final = granularity_bytes
-        self._port: Final = port
+        self.port: Final = port
         self._files: list[DiskFile] = []  # by address; replaced, as the workers look files up too
-
-    @property
-    def port(self) -> FilePort:
-        return self._port
 
     def reserve(self, path: str, num_bytes: int, watch: SlotWatch | None = None) -> int:
         """``path``: a folder; with ``watch`` the path of a file that outlives the process."""
@@ -44,7 +40,7 @@ class DiskRanges:
         if path == "":
             raise ValueError("path is empty; give the folder of the disk range")
         address, index = self._find_addresses(num_bytes)
-        self._files = [*self._files[:index], DiskFile(self._port, path, address, num_bytes, watch), *self._files[index:]]
+        self._files = [*self._files[:index], DiskFile(self.port, path, address, num_bytes, watch), *self._files[index:]]
         self.table.add(address, num_bytes)
         return address
 

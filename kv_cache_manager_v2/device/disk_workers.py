@@ -170,8 +170,10 @@ class DiskWorkers(Drained):
         message = self._next()
         while message[1] != _CLOSE:
             job = message[0]
-            if job is not None:
-                self._serve_job(job, message[1], staging)
+            if job is not None and message[1] == _START:
+                self._accept(job)
+            elif job is not None:
+                self._carry_out(job, message[1], staging)
             message = self._next()
         staging.close()
         # For the next thread.
@@ -179,12 +181,6 @@ class DiskWorkers(Drained):
         with self._lock:
             self._num_ended += 1
             self._record_progress()
-
-    def _serve_job(self, job: DiskJob, index: int, staging: StagingMemory) -> None:
-        if index == _START:
-            self._accept(job)
-        else:
-            self._carry_out(job, index, staging)
 
     def _next(self) -> tuple[DiskJob | None, int]:
         """The next task; blocks until there is one. One of the workers opens gates meanwhile."""
@@ -316,7 +312,7 @@ class DiskWorkers(Drained):
         self._record_progress()
 
     def _queue_tasks(self, job: DiskJob) -> None:
-        for index in range(job.num_tasks()):
+        for index in range(len(job.task_ends)):
             self._inbox.put((job, index))
 
     def _record_progress(self) -> None:

@@ -229,7 +229,7 @@ class HostStreams:
 
     def record(self, stream: int, handle: int) -> None:
         self.poll()
-        if not self._failures and not self._is_live(stream):
+        if not self._failures and not any([live.handle == stream for live in self._live]):
             return
         found = self._stream(stream)
         if not found.queue and not found.failures:
@@ -355,13 +355,6 @@ class HostStreams:
             found = HostStream(handle, self._clock)
             self._streams[handle] = found
         return found
-
-    def _is_live(self, handle: int) -> bool:
-        # There are few.
-        for stream in self._live:
-            if stream.handle == handle:
-                return True
-        return False
 
     def _append(self, stream: HostStream, work: QueuedWork) -> None:
         self._has_new_work = True

@@ -18,7 +18,7 @@ from .slot_watch import SlotWatch
 class MemoryRange(Handle):
     """A memory range. Law: exactly ``[address, address + mapped_bytes)`` is mapped. Who creates it calls `close`."""
 
-    __slots__ = ("_device", "_tier", "_granularity_bytes", "_max_bytes", "_address", "_mapped_bytes", "_is_closed")
+    __slots__ = ("tier", "address", "max_bytes", "mapped_bytes", "_device", "_granularity_bytes", "_is_closed")
 
     def __init__(self, device: Device, tier: CacheTier, max_bytes: int, path: str | None = None, watch: SlotWatch | None = None) -> None:
         """``path``: the folder of the range's file, for the DISK tier and for no other; with ``watch`` the path of a file that outlives
@@ -29,31 +29,15 @@ class MemoryRange(Handle):
             raise ValueError(f"max_bytes is {max_bytes}: a memory range needs at least 1 byte to grow to")
         granularity_bytes = device.granularity_bytes(tier)
         self._device: Final = device
-        self._tier: Final = tier
+        self.tier: Final = tier
         self._granularity_bytes: Final[int] = granularity_bytes
-        self._max_bytes: Final[int] = (max_bytes + granularity_bytes - 1) // granularity_bytes * granularity_bytes
-        self._mapped_bytes = 0
-        self._is_closed = False
-        self._address: Final[int] = _reserve(device, tier, self._max_bytes, path, watch)
-
-    @property
-    def tier(self) -> CacheTier:
-        return self._tier
-
-    @property
-    def address(self) -> int:
-        """The first address; the same for the life of the range."""
-        return self._address
-
-    @property
-    def max_bytes(self) -> int:
+        self.max_bytes: Final[int] = (max_bytes + granularity_bytes - 1) // granularity_bytes * granularity_bytes
         """The largest size: the requested one, rounded up to the device's granularity."""
-        return self._max_bytes
-
-    @property
-    def mapped_bytes(self) -> int:
+        self.mapped_bytes = 0
         """The mapped bytes from `address` on: a multiple of the device's granularity."""
-        return self._mapped_bytes
+        self._is_closed = False
+        self.address: Final[int] = _reserve(device, tier, self.max_bytes, path, watch)
+        """The first address; the same for the life of the range."""
 
     def resize(self, num_bytes: int) -> None:
         """Map at least the first ``num_bytes``, and nothing beyond their last granule.
@@ -62,23 +46,23 @@ class MemoryRange(Handle):
         """
         if self._is_closed:
             raise LogicError("this memory range is closed; make a new one")
-        if num_bytes < 0 or num_bytes > self._max_bytes:
-            raise ValueError(f"{num_bytes} bytes asked of a range that can have 0 to {self._max_bytes}")
+        if num_bytes < 0 or num_bytes > self.max_bytes:
+            raise ValueError(f"{num_bytes} bytes asked of a range that can have 0 to {self.max_bytes}")
         granularity_bytes = self._granularity_bytes
         new_bytes = (num_bytes + granularity_bytes - 1) // granularity_bytes * granularity_bytes
-        old_bytes = self._mapped_bytes
+        old_bytes = self.mapped_bytes
         if new_bytes > old_bytes:
-            self._device.map_memory(self._tier, self._address + old_bytes, new_bytes - old_bytes)
+            self._device.map_memory(self.tier, self.address + old_bytes, new_bytes - old_bytes)
         elif new_bytes < old_bytes:
-            self._device.unmap_memory(self._tier, self._address + new_bytes, old_bytes - new_bytes)
-        self._mapped_bytes = new_bytes
+            self._device.unmap_memory(self.tier, self.address + new_bytes, old_bytes - new_bytes)
+        self.mapped_bytes = new_bytes
 
     def close(self) -> None:
         """Release memory and addresses. Idempotent; if it raises, it may be called again."""
         if self._is_closed:
             return
         self.resize(0)
-        self._device.release_range(self._tier, self._address, self._max_bytes)
+        self._device.release_range(self.tier, self.address, self.max_bytes)
         self._is_closed = True
 
 

@@ -192,7 +192,7 @@ def plan_capacity(
     levels = tuple([_plan_level(layout, config, batch, level) for level in range(len(config.cache_tiers))])
     slots = tuple([group.num_slots for group in levels[0].pool_groups])
     num_blocks = compute_longest_decode(layout, config, slots)
-    num_prompt_blocks = _compute_longest_prompt(layout, config, slots)
+    num_prompt_blocks = _last_fitting(layout, config, slots, True)
     batch_fits: bool | None = None
     batch_quota: int | None = None
     if batch is None:
@@ -240,11 +240,6 @@ def compute_longest_decode(layout: SlotLayout, config: KVCacheManagerConfig, slo
     return _last_fitting(layout, config, slots, False)
 
 
-def _compute_longest_prompt(layout: SlotLayout, config: KVCacheManagerConfig, slots: tuple[int, ...]) -> int | None:
-    """Blocks of the longest prompt such that it and every shorter one run in one step."""
-    return _last_fitting(layout, config, slots, True)
-
-
 def _prompt_slots(layout: SlotLayout, config: KVCacheManagerConfig, num_blocks: int) -> tuple[int, ...]:
     """The most that a prompt of that many blocks takes: at one token in its last block, where least is stale."""
     kv_cache = KVCacheDesc((num_blocks - 1) * config.tokens_per_block + 1, 0)
@@ -252,7 +247,10 @@ def _prompt_slots(layout: SlotLayout, config: KVCacheManagerConfig, num_blocks: 
 
 
 def _last_fitting(layout: SlotLayout, config: KVCacheManagerConfig, slots: tuple[int, ...], is_prompt: bool) -> int | None:
-    """Binary search: both needs never fall when a block is added."""
+    """Blocks of the longest sequence; of a prompt, such that it and every shorter one run in one step.
+
+    Binary search: both needs never fall when a block is added.
+    """
     fits = 0
     too_many = 1
     while _fits(layout, config, slots, too_many, is_prompt):

@@ -3,7 +3,7 @@
 import json
 from typing import Final
 
-from ..base.binary_content import describe_binary
+from .binary_content import describe_binary
 
 _HEAD_BYTES: Final = 1024
 

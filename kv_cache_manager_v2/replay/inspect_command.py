@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from .. import CorruptedError, ExternalDevice
 from ..journal.journal_format import MAGIC
-from ..journal.journal_reader import JournalError
+from ..testing.journal_reader import JournalError
 from .exit_codes import EXIT_BAD_INPUT, EXIT_OK
 from .option_values import to_count
 from .dump_text import MAX_TREE_LINES, describe_in_words

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from .. import CorruptedError, HostDevice
-from ..journal.journal_reader import JournalError
+from ..testing.journal_reader import JournalError
 from .exit_codes import EXIT_BAD_INPUT, EXIT_OK, EXIT_WRONG
 from .read_progress import ReadProgress
 from .rerun import RerunMismatch, rerun

@@ -23,17 +23,17 @@ from ..config.retention import RetentionConfig
 from ..device.external_device import ExternalDevice
 from ..device.port import Device
 from ..journal import journal_format as form
-from ..journal.journal_reader import JournalError, JournalReader, TornJournalError
 from ..layout.life_cycle import LifeCycle
 from ..manager.committed_block_drop import CommittedBlockDrop
-from ..manager.durable_opening import write_folder
 from ..manager.kv_cache import KVCache
 from ..manager.kv_cache_manager import KVCacheManager
 from ..manager.transfer_lease import TransferLease
 from ..reuse.reuse_scope import ReuseScope
 from ..sequence.priority_callback import PriorityCallback
 from ..sequence.retention_plan import EXPECTED, FOR_EVER
+from .journal_reader import JournalError, JournalReader, TornJournalError
 from .recorded_codec import RecordedCodec
+from .recorded_folder import write_folder
 
 
 _CALLS_BETWEEN_UPDATES: Final = 64

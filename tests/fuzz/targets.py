@@ -33,7 +33,7 @@ from kv_cache_manager_v2 import (
 )
 from kv_cache_manager_v2.base.errors import CorruptedError
 from kv_cache_manager_v2.config.config_codec import decode_config, encode_config
-from kv_cache_manager_v2.journal.journal_reader import JournalError
+from kv_cache_manager_v2.testing.journal_reader import JournalError
 from kv_cache_manager_v2.testing import read_batch
 from kv_cache_manager_v2.replay.rerun import RerunMismatch, rerun
 from kv_cache_manager_v2.replay.bad_input import BadInputError

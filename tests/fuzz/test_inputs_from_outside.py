@@ -23,7 +23,7 @@ from kv_cache_manager_v2 import (
     LayerId,
 )
 from kv_cache_manager_v2.config.config_codec import decode_config, encode_config
-from kv_cache_manager_v2.journal.journal_reader import JournalError
+from kv_cache_manager_v2.testing.journal_reader import JournalError
 from kv_cache_manager_v2.replay.rerun import RerunMismatch, rerun
 
 NAMED = (ValueError, TypeError, KVCacheManagerError, RerunMismatch)

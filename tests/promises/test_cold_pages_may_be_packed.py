@@ -31,7 +31,7 @@ from kv_cache_manager_v2 import (
 )
 from kv_cache_manager_v2.codecs.float8_codec import Float8Codec
 from kv_cache_manager_v2.testing import SimulatedDevice
-from kv_cache_manager_v2.journal.journal_reader import JournalError
+from kv_cache_manager_v2.testing.journal_reader import JournalError
 from kv_cache_manager_v2.testing.journal_rerun import RerunMismatch, rerun
 from kv_cache_manager_v2.testing.reversing_codec import ReversingCodec
 

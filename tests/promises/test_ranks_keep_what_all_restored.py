@@ -25,7 +25,7 @@ from kv_cache_manager_v2 import (
     SnapshotPolicy,
     compute_block_hashes,
 )
-from kv_cache_manager_v2.journal.journal_reader import JournalError
+from kv_cache_manager_v2.testing.journal_reader import JournalError
 from kv_cache_manager_v2.testing import SimulatedDevice
 from kv_cache_manager_v2.testing.journal_rerun import rerun
 

@@ -11,7 +11,7 @@ from random_calls import drive
 from small_models import config_of, manager_of
 
 from kv_cache_manager_v2 import Device, HostDevice, KVCacheManager, LogicError, ReuseScope, SwaScratchReuseConfig
-from kv_cache_manager_v2.journal.journal_reader import JournalError
+from kv_cache_manager_v2.testing.journal_reader import JournalError
 from kv_cache_manager_v2.replay.cli import main
 from kv_cache_manager_v2.replay.rerun import RerunMismatch, rerun
 from kv_cache_manager_v2.testing import SimulatedDevice

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Final, final
 
 
-from ...base.binary_content import describe_binary
+from ...models.binary_content import describe_binary
 from ..bad_input import BadInputError
 from .aiperf_reader import AIPERF_CONTENT, AiperfReader
 from .converted_reader import ConvertedReader

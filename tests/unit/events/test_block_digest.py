@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kv_cache_manager_v2 import ReuseScope
 from kv_cache_manager_v2.base.ids import TokenIdExt
 from kv_cache_manager_v2.events.block_digest import encode_scope, encode_tokens
-from kv_cache_manager_v2.journal.journal_reader import JournalReader
+from kv_cache_manager_v2.testing.journal_reader import JournalReader
 from kv_cache_manager_v2.journal.journal_writer import JournalWriter
 from kv_cache_manager_v2.reuse.digest_table import DigestTable
 from kv_cache_manager_v2.reuse.token_packing import pack_tokens, unpack_tokens

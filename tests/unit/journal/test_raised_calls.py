@@ -7,7 +7,7 @@ import pytest
 from kv_cache_manager_v2.base.change_count import ChangeCount
 from kv_cache_manager_v2.journal.call_journal import CallJournal
 from kv_cache_manager_v2.journal.journal_format import RESIZE
-from kv_cache_manager_v2.journal.journal_reader import JournalReader
+from kv_cache_manager_v2.testing.journal_reader import JournalReader
 from kv_cache_manager_v2.journal.journal_writer import JournalWriter
 from kv_cache_manager_v2.reuse.digest_table import DigestTable
 from kv_cache_manager_v2.sequence.call_guard import CallGuard

@@ -6,7 +6,7 @@ import pytest
 
 from kv_cache_manager_v2.journal.call_journal import CallJournal
 from kv_cache_manager_v2.journal.journal_format import COMMIT, COMMIT_ONE, DIGEST, DIGEST_EVERY, GROW, MOVE, RESIZE
-from kv_cache_manager_v2.journal.journal_reader import JournalReader
+from kv_cache_manager_v2.testing.journal_reader import JournalReader
 from kv_cache_manager_v2.journal.journal_writer import JournalWriter
 from kv_cache_manager_v2.reuse.digest_table import DigestTable
 from kv_cache_manager_v2.storage.decision_digest import DecisionDigest

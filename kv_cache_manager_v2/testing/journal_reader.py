@@ -4,7 +4,7 @@ from typing import Final, final
 
 from mypy_extensions import i64, mypyc_attr
 
-from .journal_format import MAGIC, MIXED, NOTHING, NUMBER, PACKED, RESTORED, TEXT, VERSION
+from ..journal.journal_format import MAGIC, MIXED, NOTHING, NUMBER, PACKED, RESTORED, TEXT, VERSION
 
 _MAX_SHIFT: Final = 56
 
