@@ -130,22 +130,18 @@ def _order_of(disks: vec[i64], count: i64) -> vec[i64]:
     """The runs in the order of the disk; empty if they are in that order already, as slots that were allocated together mostly are."""
     rises = True
     falls = True
-    index: i64 = 1
-    while index < count:
+    for index in range(1, count):
         if disks[index] < disks[index - 1]:
             rises = False
         else:
             falls = False
-        index += 1
     order = vec[i64]()
     if rises:
         return order
     order = reserve_words(order, count)
     if falls:
-        index = count - 1
-        while index >= 0:
+        for index in range(count - 1, -1, -1):
             order = append(order, index)
-            index -= 1
     else:
         for _disk, run in sorted([(int(disks[number]), int(number)) for number in range(count)]):
             order = append(order, run)

@@ -101,10 +101,9 @@ class RangeTable:
         """Each of the first ``count`` addresses begins ``num_bytes`` mapped bytes, all in one range."""
         beg: i64 = 0
         end: i64 = 0
-        index: i64 = 0
         if count > 1 and self._is_one_interval(addresses, count, num_bytes):
             return
-        while index < count:
+        for index in range(count):
             address = addresses[index]
             # Written so that no address of a caller can make the sum overflow.
             if address < beg or address >= end or num_bytes > end - address:
@@ -116,7 +115,6 @@ class RangeTable:
                     )
                 beg = reserved.mapped.beg(interval)
                 end = reserved.mapped.end(interval)
-            index += 1
 
     def _is_one_interval(self, addresses: vec[i64], count: i64, num_bytes: i64) -> bool:
         """Whether all of them lie in one mapped part, as those of a pool do."""

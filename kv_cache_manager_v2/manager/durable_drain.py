@@ -26,10 +26,7 @@ def drain_pages(shared: SharedState, seconds: float) -> None:
     pending = _list_blocks(shared.tree)
     pages = vec[i64]()
     num_blocks = 0
-    position = 0
-    while position < len(pending):
-        block = pending[position]
-        position += 1
+    for position, block in enumerate(pending, 1):
         for life_cycle in range(shared.num_life_cycles):
             pages = append(pages, block.first_page + life_cycle)
         num_blocks += 1
@@ -76,10 +73,9 @@ def _list_blocks(tree: RadixTree) -> list[Block]:
         root = tree.find_root(scope)
         if root is not None:
             blocks.extend(tree.children_of(root))
-    position = 0
-    while position < len(blocks):
-        blocks.extend(tree.children_of(blocks[position]))
-        position += 1
+    for block in blocks:
+        # The list grows meanwhile.
+        blocks.extend(tree.children_of(block))
     return blocks
 
 

@@ -241,8 +241,7 @@ class DurableRestore:
                             reaches = False
                 flags[node] = (flags[node] & _IS_FULL) | (_IS_REACHABLE if reaches else 0)
         # All ancestors of what can be reached can be reached.
-        node = num_nodes - 1
-        while node >= 0:
+        for node in range(num_nodes - 1, -1, -1):
             if twins[node] == node and state.parents[node] >= 0 and flags[node] & _IS_REACHABLE != 0:
                 is_kept = flags[node] & _IS_KEPT != 0
                 place = node * num_life_cycles
@@ -253,7 +252,6 @@ class DurableRestore:
                     flags[node] |= _IS_KEPT
                     parent = twins[state.parents[node]]
                     flags[parent] |= _IS_KEPT
-            node -= 1
 
     # -- into the tree ------------------------------------------------------------------------------------------------
 
@@ -294,14 +292,12 @@ class DurableRestore:
         for page in pages:
             if state.description_of(page) == 0:
                 latest[self._place_of(state, page)] = state.generation_of(page)
-        node: i64 = state.num_nodes - 1
-        while node >= 0:
+        for node in range(state.num_nodes - 1, -1, -1):
             if self._twins[node] == node and state.parents[node] >= 0:
                 above = self._twins[state.parents[node]]
                 for life_cycle in self._unbounded:
                     if latest[node * num_life_cycles + life_cycle] > latest[above * num_life_cycles + life_cycle]:
                         latest[above * num_life_cycles + life_cycle] = latest[node * num_life_cycles + life_cycle]
-            node -= 1
         uses = state.generations[:]
         for page in pages:
             if latest[self._place_of(state, page)] > uses[page]:
@@ -374,10 +370,8 @@ class DurableRestore:
                 if parent < 0:
                     break
                 node = self._twins[parent]
-            position: i64 = len(path) - 1
-            while position >= 0:
+            for position in range(len(path) - 1, -1, -1):
                 nodes = append(nodes, path[position])
-                position -= 1
         return nodes
 
     def _end_of_run(self, state: IndexState, nodes: vec[i64], begin: i64, num_children: vec[i64]) -> i64:

@@ -80,10 +80,8 @@ class OverlapDepths:
             would_write = self._written[at - 1]
         elif count > 0:
             would_write = self._written[at]
-        i = count
-        while i > at:
+        for i in range(count, at, -1):
             self._copy_entry(i - 1, i)
-            i -= 1
         depths[at] = depth
         self._parted[at] = 1
         self._written[at] = would_write
@@ -117,13 +115,11 @@ class OverlapDepths:
 
     def _halve(self) -> None:
         self.num_requests //= 2
-        i = self._num_depths - 1
-        while i >= 0:
+        for i in range(self._num_depths - 1, -1, -1):
             self._parted[i] //= 2
             self._written[i] //= 2
             if self._parted[i] == 0:
                 self._remove(i)
-            i -= 1
 
     def choose(self, price: i64) -> None:
         """Find the depths that pay at ``price``, in `PRICE_UNITS` of a block for each slot taken; dearer where these are too many."""
@@ -173,8 +169,7 @@ class OverlapDepths:
         sum_between: i64 = 0
         best: i64 = -1
         before: i64 = NUM_DEPTHS
-        i = end - 1
-        while i >= 0:
+        for i in range(end - 1, -1, -1):
             # One prompt alone is no concentration.
             num_between += parted[i] - 1
             sum_between += (parted[i] - 1) * depths[i]
@@ -182,7 +177,6 @@ class OverlapDepths:
             if best < 0 or cost < best:
                 best = cost
                 before = i
-            i -= 1
         cost = PRICE_UNITS * sum_between
         if best < 0 or cost <= best:
             best = cost

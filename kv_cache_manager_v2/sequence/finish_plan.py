@@ -1,13 +1,12 @@
 """A finish plan: the order in which sequences can finish one after the other, or what they lack; a value."""
 
-from typing import Final, final
-
+from dataclasses import dataclass
 
 from ..base.value import Value
 from ..storage.refusal import Refusal
 
 
-@final
+@dataclass(frozen=True)
 class FinishPlan(Value):
     """True if all sequences can finish. ``print`` says how, or what binds.
 
@@ -16,19 +15,9 @@ class FinishPlan(Value):
     many slots the sequences may take as they grow, all together and in any order, before the answer can become no; all 0 if it is no.
     """
 
-    __slots__ = ("order", "refusal", "spare_slots")
-
-    order: Final[tuple[int, ...]]
-    refusal: Final[Refusal | None]
-    spare_slots: Final[tuple[int, ...]]
-
-    def __init__(self, order: tuple[int, ...], refusal: Refusal | None, spare_slots: tuple[int, ...]) -> None:
-        self.order = order
-        self.refusal = refusal
-        self.spare_slots = spare_slots
-
-    def _arguments(self) -> tuple[object, ...]:
-        return (self.order, self.refusal, self.spare_slots)
+    order: tuple[int, ...]
+    refusal: Refusal | None
+    spare_slots: tuple[int, ...]
 
     def __bool__(self) -> bool:
         return self.refusal is None

@@ -37,14 +37,12 @@ def cut_blocks(state: SequenceState, num_blocks: i64, mark: i64) -> None:
     """Release the blocks from ``num_blocks`` on, which hold no committed token of ours, the last one first."""
     if num_blocks >= state.num_blocks:
         return
-    ordinal = state.num_blocks - 1
-    while ordinal >= num_blocks:
+    for ordinal in range(state.num_blocks - 1, num_blocks - 1, -1):
         for life_cycle in range(state.shared.num_life_cycles):
             if state.holds_page(life_cycle, ordinal):
                 release_page(state, life_cycle, ordinal, mark)
         release_owner(state.shared.tree, state.blocks[ordinal])
         state.blocks.pop()
-        ordinal -= 1
     for table in state.tables:
         table.resize(num_blocks)
     state.num_blocks = num_blocks

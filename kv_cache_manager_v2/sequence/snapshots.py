@@ -200,16 +200,14 @@ def _thin(state: SequenceState) -> None:
         if partial is not None and rows.has_page(partial.first_page + life_cycle):
             positions.append(int(state.num_committed))
             blocks.append(partial)
-    ordinal = state.num_published
     block = state.path_end
-    while ordinal > 0:
+    for ordinal in range(state.num_published, 0, -1):
         if rows.has_page(block.first_page + life_cycle):
             positions.append(int(ordinal * shared.tokens_per_block))
             blocks.append(block)
         parent = block.parent
         assert parent is not None, "a published path does not end at a root"
         block = parent
-        ordinal -= 1
     if len(positions) <= shared.recurrent.max_snapshots_per_path:
         return
     # From the end of the path: ties go to the last one looked at, the nearest to the root.

@@ -122,11 +122,9 @@ def free_copy(state: SequenceState, target: Block) -> None:
     guard.begin_change()
     mark = state.shared.order.mark(state.timeline)
     # The last slot taken is the first on the stack again: the next call takes the same ones.
-    life_cycle = state.shared.num_life_cycles - 1
-    while life_cycle >= 0:
+    for life_cycle in range(state.shared.num_life_cycles - 1, -1, -1):
         page = target.first_page + life_cycle
         if storage.rows.has_page(page):
             storage.free_unfinished_page(page, storage.pool_group_of[life_cycle], state.timeline, mark)
-        life_cycle -= 1
     state.shared.tree.pool.release(target)
     guard.end_change()

@@ -122,8 +122,7 @@ class MoveBatch:
         sources = storage.allocators[source_level * storage.num_pool_groups + pool_group].ready
         targets = storage.allocators[target_level * storage.num_pool_groups + pool_group]
         # The last slot taken is the first on the stack again: the next call takes the same ones.
-        position: i64 = len(self.targets) - 1
-        while position >= 0:
+        for position in range(len(self.targets) - 1, -1, -1):
             source = self.sources[position]
             target = self.targets[position]
             ready = targets.ready[target]
@@ -131,7 +130,6 @@ class MoveBatch:
                 sources[source] = self._order.advance(sources[source], timeline, point)
                 ready = self._order.advance(ready, timeline, point)
             targets.free(target, ready)
-            position -= 1
 
 
 def _announce_pages(storage: PageStorage, durable: DurableLevel, pool_group: i64, pages: vec[i64], slots: vec[i64], count: i64) -> None:

@@ -108,13 +108,11 @@ class PoolResizer:
         allocator = self._storage.allocators[index]
         timeline = self._mover.timeline(level, level)
         point = self._order.mark(timeline)
-        position = count - 1
-        while position >= 0:
+        for position in range(count - 1, -1, -1):
             target = self._targets[position]
             source = self._sources[position]
             allocator.free(target, self._order.advance(allocator.ready[target], timeline, point))
             allocator.ready[source] = self._order.advance(allocator.ready[source], timeline, point)
-            position -= 1
         allocator.cancel_shrink()
 
     def _collect(self, level: i64, pool_group: i64, limit: i64) -> None:
