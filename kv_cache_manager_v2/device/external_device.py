@@ -76,7 +76,8 @@ class ExternalDevice(Device):
         return 0
 
     def create_stream(self) -> int:
-        return self._take_handle()
+        self._next_handle += 1
+        return self._next_handle
 
     def destroy_stream(self, stream: int) -> None:
         pass
@@ -113,7 +114,3 @@ class ExternalDevice(Device):
     def close(self) -> None:
         if self._num_ranges > 0:
             raise LogicError(f"{self._num_ranges} address ranges are still reserved; shut their manager down first")
-
-    def _take_handle(self) -> int:
-        self._next_handle += 1
-        return self._next_handle

@@ -100,7 +100,7 @@ class StreamOrder:
 
     __slots__ = (
         "settles", "_owed", "_postponed", "_device", "_num_kept", "_num_retired", "_timelines", "_by_stream", "_join", "_slow_join",
-        "_is_closing",
+        "is_closed",
     )  # fmt: skip
 
     def __init__(self, device: Device, num_kept: i64 = _TIMELINES_KEPT) -> None:
@@ -112,8 +112,8 @@ class StreamOrder:
         self._device: Final = device
         self._num_kept: Final = num_kept
         self._num_retired: i64 = 0  # so far
-        self._is_closing = False
-        """All streams are synchronised, and some events are released: no more are recorded."""
+        self.is_closed = False
+        """Nothing is ordered any more: all streams are synchronised, and some events are released."""
         self._timelines: Final[list[Timeline]] = []
         self._by_stream: Final[dict[int, Timeline]] = {}
         self._join: Final = _Join()
@@ -153,11 +153,6 @@ class StreamOrder:
             timeline.retired_event = True
             timeline.retired_at = self._num_retired
             self._num_retired += 1
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether nothing is ordered any more: the manager is shut down."""
-        return self._is_closing
 
     @property
     def num_timelines(self) -> int:
@@ -326,7 +321,7 @@ class StreamOrder:
 
     def close(self) -> None:
         """Release every event and our own streams. The caller has synchronised. May be called again after an interruption."""
-        self._is_closing = True
+        self.is_closed = True
         self._owed.clear()
         self._postponed.clear()
         for timeline in self._timelines:
@@ -348,7 +343,7 @@ class StreamOrder:
 
         For an orderly shutdown: errors of the device (a destroyed stream, a sticky error) are logged, and the others are waited for.
         """
-        if self._is_closing:
+        if self.is_closed:
             return
         for timeline in self._timelines:
             try:

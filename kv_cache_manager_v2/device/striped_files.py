@@ -62,7 +62,8 @@ class StripedFiles(FilePort):
                 try:
                     self._port.grow(part, beg, end - beg)
                 except OSError as error:
-                    raise _at(error, os.path.join(self._stripe.folders[index], self._name)) from error
+                    path = os.path.join(self._stripe.folders[index], self._name)
+                    raise OSError(error.errno, error.strerror, path) from error
 
     def discard(self, file: int, offset: int, num_bytes: int, is_last: bool) -> None:
         assert is_last, "a hole in a file that outlives the process"
@@ -92,7 +93,3 @@ class StripedFiles(FilePort):
             if room == 0:
                 break
         return self._port.transfer(self._parts[part], is_write, list(addresses)[: len(pieces)], pieces, there)
-
-
-def _at(error: OSError, path: str) -> OSError:
-    return OSError(error.errno, error.strerror, path)

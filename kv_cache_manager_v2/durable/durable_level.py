@@ -57,16 +57,13 @@ class DurableGroup:
 class DurablePool(SlotWatch):
     """The file of one pool: the checksums of its chunks."""
 
-    __slots__ = ("_level", "_group", "_checksums")
+    __slots__ = ("_level", "_group", "checksums")
 
     def __init__(self, level: "DurableLevel", group: DurableGroup, slot_bytes: i64, num_slots: i64) -> None:
         super().__init__(slot_bytes)
         self._level: Final = level
         self._group: Final = group
-        self._checksums = vec[i64]([UNKNOWN] * (num_slots * self.chunks_per_slot))
-
-    def set_checksum(self, chunk: i64, checksum: i64) -> None:
-        self._checksums[chunk] = checksum
+        self.checksums = vec[i64]([UNKNOWN] * (num_slots * self.chunks_per_slot))
 
     def current_ticket(self) -> SlotTicket | None:
         return self._group.announced
@@ -75,37 +72,39 @@ class DurablePool(SlotWatch):
         self._level.end_record(self._group, slot)
 
     def end_write(self, chunk: i64, checksum: i64, ticket: SlotTicket | None) -> None:
-        self._checksums[chunk] = checksum
+        self.checksums[chunk] = checksum
         if isinstance(ticket, WriteBatch):
             self._level.count_chunk(self._group, ticket, chunk // self.chunks_per_slot, False)
 
     def fail_write(self, chunk: i64, ticket: SlotTicket | None) -> None:
         # The bytes are kept in memory, or lost, and the device knows that.
-        self._checksums[chunk] = UNKNOWN
+        self.checksums[chunk] = UNKNOWN
         if isinstance(ticket, WriteBatch):
             self._level.count_chunk(self._group, ticket, chunk // self.chunks_per_slot, True)
 
     def checksum_of(self, chunk: i64) -> i64:
-        return self._checksums[chunk]
+        return self.checksums[chunk]
 
     def report_mismatch(self, slot: i64) -> None:
         self._level.record_damage(self._group, slot)
 
     def list_checksums(self, slot: i64) -> list[int]:
         first = slot * self.chunks_per_slot
-        return [int(self._checksums[chunk]) for chunk in range(first, first + self.chunks_per_slot)]
+        return [int(self.checksums[chunk]) for chunk in range(first, first + self.chunks_per_slot)]
 
 
 @final
 class DurableLevel:
     """``index``: of the level. ``folder``: locked until `close`."""
 
-    __slots__ = ("index", "folder", "groups", "writer", "_lock", "_next_generation", "_has_damage", "_new_nodes")
+    __slots__ = ("index", "folder", "is_read_only", "groups", "writer", "_lock", "_next_generation", "_has_damage", "_new_nodes")
 
     def __init__(self, index: i64, folder: CacheFolder, slot_bytes: list[tuple[int, ...]], num_slots: tuple[int, ...]) -> None:
         """``slot_bytes`` and ``num_slots`` by pool group."""
         self.index: Final = index
         self.folder: Final = folder
+        self.is_read_only: Final[bool] = folder.is_read_only
+        """Another process writes it, or has written it."""
         self.groups: Final[list[DurableGroup]] = []
         self._lock: Final = Lock()
         """The workers' lock."""
@@ -126,11 +125,6 @@ class DurableLevel:
                 watches.append(pool)
             self.groups.append(group)
         self.writer: Final = IndexWriter(folder, watches)
-
-    @property
-    def is_read_only(self) -> bool:
-        """Another process writes it, or has written it."""
-        return self.folder.is_read_only
 
     def data_path(self, pool_group: int) -> str:
         """The beginning of the names of that pool group's files."""
@@ -166,12 +160,12 @@ class DurableLevel:
     def adopt(self, state: IndexState, page: i64) -> None:
         """The slot of that page has what the last process has recorded."""
         group = self.groups[state.pool_group_of(page)]
-        slot = state.slot_of(page)
+        slot = state.slots[page]
         position: i64 = 0
         for pool in group.pools:
             first = slot * pool.chunks_per_slot
             for chunk in range(first, first + pool.chunks_per_slot):
-                pool.set_checksum(chunk, state.checksum_of(page, position))
+                pool.checksums[chunk] = state.checksum_of(page, position)
                 position += 1
         recorded = group.recorded
         recorded[slot] = True

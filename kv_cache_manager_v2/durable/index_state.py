@@ -124,8 +124,8 @@ class IndexState:
 
     __slots__ = (
         "parents", "page_nodes", "generations", "scopes", "next_node", "next_generation", "is_whole", "weights", "_tokens", "_new_tokens",
-        "_num_new_bytes", "_numbers", "_node_places", "_node_sizes", "_num_ascending", "_other_numbers", "_descriptions",
-        "_slots", "_kinds", "_checksums", "_first_checksums", "_slot_tables",
+        "_num_new_bytes", "numbers", "_node_places", "_node_sizes", "_num_ascending", "_other_numbers", "_descriptions",
+        "slots", "_kinds", "_checksums", "_first_checksums", "_slot_tables",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -145,7 +145,8 @@ class IndexState:
         self._new_tokens: list[bytes] = []
         """Of the frame whose records are being applied."""
         self._num_new_bytes: i64 = 0
-        self._numbers = vec[i64]()
+        self.numbers = vec[i64]()
+        """By node, as records name it."""
         self._node_places = vec[i64]()
         """By node: the frame that its tokens came in (upper half), and where they begin in the tokens of that."""
         self._node_sizes = vec[i64]()
@@ -157,7 +158,7 @@ class IndexState:
         self._descriptions: Final[dict[int, int]] = {}
         """By page that has one."""
         self.generations = vec[i64]()
-        self._slots = vec[i64]()
+        self.slots = vec[i64]()
         self._kinds = vec[i64]()
         """By page: life cycle (bits 0-15) | pool group (16-31) | number of checksums (32-62)."""
         self._checksums = vec[i64]()
@@ -171,10 +172,7 @@ class IndexState:
     @property
     def num_nodes(self) -> i64:
         """Ordinals of nodes that were given."""
-        return len(self._numbers)
-
-    def number_of(self, node: i64) -> i64:
-        return self._numbers[node]
+        return len(self.numbers)
 
     def tokens_of(self, node: i64) -> bytes:
         begin = self.begin_of(node)
@@ -227,12 +225,6 @@ class IndexState:
             shift += 16
         return pages
 
-    def generation_of(self, page: i64) -> i64:
-        return self.generations[page]
-
-    def slot_of(self, page: i64) -> i64:
-        return self._slots[page]
-
     def description_of(self, page: i64) -> i64:
         """What the policy has said of the page, as the record has it; 0 for nothing."""
         return self._descriptions.get(int(page), 0)
@@ -253,15 +245,15 @@ class IndexState:
         """With another parent than it was read with, perhaps."""
         if parent < 0:
             lora_id, salt = self.scopes[int(node)]
-            return encode_root(self._numbers[node], lora_id, salt)
+            return encode_root(self.numbers[node], lora_id, salt)
         form = MIXED if self.is_mixed(node) else PACKED
-        return encode_node(self._numbers[node], self._numbers[parent], self.tokens_of(node), form)
+        return encode_node(self.numbers[node], self.numbers[parent], self.tokens_of(node), form)
 
     def page_record(self, page: i64, node: i64, has_checksums: bool) -> bytes:
         """The record of the page, perhaps of another node than it was read with."""
         checksums = [int(self.checksum_of(page, chunk)) if has_checksums else 0 for chunk in range(self.count_checksums(page))]
         return encode_page(
-            self._numbers[node], self.generation_of(page), self.slot_of(page), self.life_cycle_of(page), self.pool_group_of(page), checksums
+            self.numbers[node], self.generations[page], self.slots[page], self.life_cycle_of(page), self.pool_group_of(page), checksums
         )
 
     def order_record(self, page: i64) -> bytes:
@@ -269,7 +261,7 @@ class IndexState:
         description = self.description_of(page)
         if description == 0:
             return b""
-        return encode_order(self.pool_group_of(page), [int(self.slot_of(page)), int(self.generation_of(page)), int(description)])
+        return encode_order(self.pool_group_of(page), [int(self.slots[page]), int(self.generations[page]), int(description)])
 
     # -- records ------------------------------------------------------------------------------------------------------
 
@@ -318,12 +310,12 @@ class IndexState:
             raise BadRecordError(f"a second node with the number {number}")
         if parent == IS_GONE:
             return NO_ORDINAL
-        ordinal: i64 = len(self._numbers)
-        if ordinal == self._num_ascending and (ordinal == 0 or number > self._numbers[ordinal - 1]):
+        ordinal: i64 = len(self.numbers)
+        if ordinal == self._num_ascending and (ordinal == 0 or number > self.numbers[ordinal - 1]):
             self._num_ascending = ordinal + 1
         else:
             self._other_numbers[int(number)] = int(ordinal)
-        self._numbers = append(self._numbers, number)
+        self.numbers = append(self.numbers, number)
         self.parents = append(self.parents, parent)
         frame: i64 = len(self._tokens)
         self._node_places = append(self._node_places, frame << 32 | self._num_new_bytes)
@@ -341,7 +333,7 @@ class IndexState:
 
     def _find_ascending(self, number: i64) -> i64:
         """The ordinal of that number among those that ascend, or NO_ORDINAL."""
-        numbers = self._numbers
+        numbers = self.numbers
         end = self._num_ascending
         if end == 0 or number < numbers[0]:
             return NO_ORDINAL
@@ -381,7 +373,7 @@ class IndexState:
             tables[pool_group].put(slot, len(self.page_nodes))
             self.page_nodes = append(self.page_nodes, node)
             self.generations = append(self.generations, generation)
-            self._slots = append(self._slots, slot)
+            self.slots = append(self.slots, slot)
             life_cycle: i64 = i64(read_i16_le(records, position + _AT_LIFE_CYCLE)) & _SHORT_MASK
             self._kinds = append(self._kinds, life_cycle | pool_group << 16 | count << 32)
             self._first_checksums = append(self._first_checksums, len(self._checksums))
@@ -476,7 +468,7 @@ class IndexState:
         for page in range(len(self.page_nodes)):
             node = self.page_nodes[page]
             if node != IS_GONE and parents[node] == IS_GONE:
-                self._free_slot(self.slot_of(page), self.pool_group_of(page))
+                self._free_slot(self.slots[page], self.pool_group_of(page))
 
 
 def _require_bytes(position: i64, end: i64) -> None:

@@ -157,7 +157,7 @@ class BatchPageTable(Handle):
         if filler is not None:
             number = to_filler(filler)
         else:
-            number = rule.null_page if self._manager.init_config.reserve_null_slot else BAD_PAGE_INDEX
+            number = int(rule.first_page(0)) if self._manager.init_config.reserve_null_slot else BAD_PAGE_INDEX
         arrays = _split(out, "out", 1 + len(self._others))
         table = BlockTable(rule, number, self._rows, self._max_num_sequences, self._max_num_blocks, arrays[0])
         self._add_output(table)

@@ -101,11 +101,6 @@ class PageRule(Value):
         """This rule for a base address that is so many sub-pages earlier; without scratch blocks."""
         return PageRule(self.layer_group, self.scale, self.offset + offset, self.expansion, 1, False, self.page_tokens, self.text)
 
-    @property
-    def null_page(self) -> int:
-        """The index of slot 0's page."""
-        return int(self.offset * self.expansion)
-
     def first_page(self, slot: i64) -> i64:
         """The first page index of a block in that slot."""
         return (slot * self.scale + self.offset) * self.expansion

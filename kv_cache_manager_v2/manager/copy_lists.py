@@ -31,7 +31,7 @@ class CopyLists:
                 places.append((int(base), (index // num_groups, index % num_groups, pool, int(group.slot_bytes[pool]))))
         if len(layout) > 1:
             # Below the last level: the slot through which full levels swap.
-            for index, addresses in enumerate(mover.bounce_addresses()):
+            for index, addresses in enumerate(mover.bounce.addresses()):
                 for pool, base in enumerate(addresses):
                     places.append((base, (len(layout), index, pool, 1)))
             layout.append((1,) * num_groups)

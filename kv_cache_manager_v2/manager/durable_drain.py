@@ -1,5 +1,6 @@
 """Before a manager ends: published pages that the durable level does not have yet are written to it, parents before children."""
 
+from operator import itemgetter
 from typing import Final, final
 
 from librt.vecs import append, vec
@@ -110,7 +111,7 @@ class UseOrder:
                 latest = max([used_at for used_at, _page, _description in found], default=0)
                 for used_at, page, description in storage.queues[level * storage.num_pool_groups + pool_group].describe_all():
                     found.append((latest if used_at == NOT_KNOWN else used_at, page, description))
-            found.sort(key=_use_of)
+            found.sort(key=itemgetter(0))
             passed = [min(now[0] - before[0], MOST_PASSED) for before, now in zip([(0, 0, 0), *found], found)]
             self._pages.append([(item[1], item[2] | time << PASSED_SHIFT) for item, time in zip(found, passed)])
         self._generations: Final[list[int]] = [int(self._durable.take_generations(len(pages))) for pages in self._pages]
@@ -135,5 +136,3 @@ class UseOrder:
             self._durable.record_order(pool_group, words)
 
 
-def _use_of(found: tuple[int, int, int]) -> int:
-    return found[0]

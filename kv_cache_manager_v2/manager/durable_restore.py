@@ -144,11 +144,11 @@ class DurableRestore:
         remaining = set([int(page) for page in self.pages])
         for page in old_pages:
             if int(page) not in remaining:
-                self._durable.disown(state.pool_group_of(page), state.slot_of(page))
+                self._durable.disown(state.pool_group_of(page), state.slots[page])
         next_generation: i64 = 1
         for page in self.pages:
-            if state.generation_of(page) >= next_generation:
-                next_generation = state.generation_of(page) + 1
+            if state.generations[page] >= next_generation:
+                next_generation = state.generations[page] + 1
         self._durable.restart_generations(next_generation)
         if not self.has_weights:
             self._durable.record_weights(b"")
@@ -213,13 +213,13 @@ class DurableRestore:
             pool_group = storage.pool_group_of[life_cycle]
             if (
                 pool_group != state.pool_group_of(page)
-                or state.slot_of(page) >= storage.allocators[index + pool_group].num_slots
+                or state.slots[page] >= storage.allocators[index + pool_group].num_slots
                 or state.count_checksums(page) != self._durable.groups[pool_group].num_chunks
             ):
                 continue
             place = node * num_life_cycles + life_cycle
             older = pages_of[place]
-            if older == NO_ORDINAL or state.generation_of(older) < state.generation_of(page):
+            if older == NO_ORDINAL or state.generations[older] < state.generations[page]:
                 pages_of[place] = page
         self._pages_of = pages_of
 
@@ -291,7 +291,7 @@ class DurableRestore:
         latest = vec[i64]([0] * (state.num_nodes * num_life_cycles))
         for page in pages:
             if state.description_of(page) == 0:
-                latest[self._place_of(state, page)] = state.generation_of(page)
+                latest[self._place_of(state, page)] = state.generations[page]
         for node in range(state.num_nodes - 1, -1, -1):
             if self._twins[node] == node and state.parents[node] >= 0:
                 above = self._twins[state.parents[node]]
@@ -316,7 +316,7 @@ class DurableRestore:
             is_taken = vec[bool]([False] * allocator.num_slots)
             for page in self.pages:
                 if state.pool_group_of(page) == pool_group:
-                    is_taken[state.slot_of(page)] = True
+                    is_taken[state.slots[page]] = True
             allocator.take_first_slots([slot for slot in range(int(allocator.num_slots)) if is_taken[slot]])
 
     def _plant_blocks(self, state: IndexState) -> None:
@@ -344,7 +344,7 @@ class DurableRestore:
                 root = tree.pin_root(make_scope(lora_id, salt))
                 self._roots.append(root)
                 blocks[node] = root
-                self._nodes.adopt(root, state.number_of(node))
+                self._nodes.adopt(root, state.numbers[node])
                 begin += 1
                 continue
             end = self._end_of_run(state, nodes, begin, num_children)
@@ -421,9 +421,9 @@ class DurableRestore:
         for life_cycle in range(num_life_cycles):
             page = self._pages_of[node * num_life_cycles + life_cycle]
             if page != NO_ORDINAL:
-                place = pack_place(state.slot_of(page), self._durable.index, PRIORITY_DEFAULT)
+                place = pack_place(state.slots[page], self._durable.index, PRIORITY_DEFAULT)
                 words[(block.first_page + life_cycle) * ROW_WORDS + PLACE] = place
-        self._nodes.adopt(block, state.number_of(node))
+        self._nodes.adopt(block, state.numbers[node])
 
     def _queue_pages(self, state: IndexState) -> None:
         """Make the pages droppable, oldest first."""
@@ -437,7 +437,7 @@ class DurableRestore:
             row: i64 = block.first_page + state.life_cycle_of(page)
             said = state.description_of(page)
             storage.queues[index + state.pool_group_of(page)].push_described(row, said & DESCRIPTION_MASK, said >> PASSED_SHIFT)
-            storage.digest.record(SLOT, state.slot_of(page))
+            storage.digest.record(SLOT, state.slots[page])
             durable.adopt(state, page)
             page_ids = append(page_ids, row)
         self.page_ids = page_ids

@@ -62,22 +62,18 @@ MOST_USERS: Final = 500_000
 
 @final
 class OpenSequences:
-    __slots__ = ("_states", "_handles", "_next_serial", "_not_counted")
+    __slots__ = ("next_serial", "_states", "_handles", "_not_counted")
 
     def __init__(self) -> None:
         self._states: Final[dict[int, SequenceState]] = {}
         self._handles: Final[dict[int, rawref.ref[object]]] = {}
-        self._next_serial = 0
+        self.next_serial = 0
+        """Serial of the next sequence: how many there were before it."""
         self._not_counted: Final[list[SequenceState]] = []
         """Open sequences that do not steer `adjust`."""
 
     def __len__(self) -> int:
         return len(self._states)
-
-    @property
-    def next_serial(self) -> int:
-        """Serial of the next sequence: how many there were before it."""
-        return self._next_serial
 
     def require_room(self, shared: SharedState, num_more: i64, call: str) -> None:
         """`LogicError` where so many more beams and leases would be more than there may be."""
@@ -89,7 +85,7 @@ class OpenSequences:
             )
 
     def add(self, state: SequenceState, handle: object) -> None:
-        self._next_serial = state.request.serial + 1
+        self.next_serial = state.request.serial + 1
         self._states[state.request.serial] = state
         if not state.request.is_counted:
             self._not_counted.append(state)

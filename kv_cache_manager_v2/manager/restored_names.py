@@ -39,7 +39,7 @@ class RestoredNames:
         chain = _Chain(state)
         for page in restore.pages:
             kind = (state.life_cycle_of(page), state.pool_group_of(page))
-            place = _PLACE.pack(*kind, state.slot_of(page), state.generation_of(page), state.description_of(page))
+            place = _PLACE.pack(*kind, state.slots[page], state.generations[page], state.description_of(page))
             self.names.append(sha256(chain.find(state.page_nodes[page]) + place).digest()[:NAME_BYTES])
         self._num_pages = len(self.names)
         if restore.has_weights:

@@ -32,10 +32,10 @@ def list_nodes(state: IndexState) -> dict[int, StoredNode]:
         parent = state.parents[node]
         if parent == IS_ROOT:
             lora_id, salt = state.scopes[int(node)]
-            found[int(state.number_of(node))] = StoredNode(0, PACKED, b"", lora_id, salt)
+            found[int(state.numbers[node])] = StoredNode(0, PACKED, b"", lora_id, salt)
         elif parent != IS_GONE:
             form = MIXED if state.is_mixed(node) else PACKED
-            found[int(state.number_of(node))] = StoredNode(int(state.number_of(parent)), form, state.tokens_of(node))
+            found[int(state.numbers[node])] = StoredNode(int(state.numbers[parent]), form, state.tokens_of(node))
     return found
 
 
@@ -44,7 +44,7 @@ def list_stored_pages(state: IndexState) -> dict[tuple[int, int], StoredPage]:
     found: dict[tuple[int, int], StoredPage] = {}
     for page in state.list_pages():
         checksums = [int(state.checksum_of(page, chunk)) for chunk in range(state.count_checksums(page))]
-        number = int(state.number_of(state.page_nodes[page]))
-        stored = StoredPage(number, int(state.life_cycle_of(page)), int(state.generation_of(page)), checksums)
-        found[(int(state.pool_group_of(page)), int(state.slot_of(page)))] = stored
+        number = int(state.numbers[state.page_nodes[page]])
+        stored = StoredPage(number, int(state.life_cycle_of(page)), int(state.generations[page]), checksums)
+        found[(int(state.pool_group_of(page)), int(state.slots[page]))] = stored
     return found

@@ -131,7 +131,7 @@ def _publish_tail(state: SequenceState, is_closing: bool) -> None:
     published = tree.find_child(parent, key)
     if published is not None and not _may_go_over(state, private, published, is_closing):
         return
-    mark = _mark_of(state)
+    mark = state.shared.order.mark(state.timeline) if state.timeline != NO_TIMELINE else NO_POINT
     state.shared.guard.begin_change()
     block = enter(state, key, mark)
     if block is private and tree.has_digests:
@@ -167,10 +167,6 @@ def _may_go_over(state: SequenceState, private: Block, published: Block, is_clos
         else:
             has_snapshot = True
     return not (brings_nothing and has_snapshot)
-
-
-def _mark_of(state: SequenceState) -> i64:
-    return state.shared.order.mark(state.timeline) if state.timeline != NO_TIMELINE else NO_POINT
 
 
 def _is_covered_by_longer_sibling(state: SequenceState, parent: Block, key: bytes) -> bool:

@@ -21,26 +21,23 @@ _INT32_FORMATS: Final = ("i", "l", "=i", "<i", "@i")
 
 @final
 class PageTable:
-    __slots__ = ("entries", "num_blocks", "required", "_buffer", "_reader", "_exact")
+    __slots__ = ("entries", "num_blocks", "required", "buffer", "_reader", "_exact")
 
     def __init__(self) -> None:
         self.entries = vec[i32]()
         self.num_blocks: i64 = 0
         self.required = vec[i64]()
         """Ordinals of blocks behind a residency window that are locked until the next resize."""
-        self._buffer: memoryview | None = None
+        self.buffer: memoryview | None = None
+        """The caller's."""
         self._reader: ChangedBlocks | None = None
         self._exact: IndexChanges | None = None
         """Changes that the user has not been told of yet; None before the user asks for the first time."""
 
-    @property
-    def has_buffer(self) -> bool:
-        return self._buffer is not None
-
     def set(self, ordinal: i64, slot: int) -> None:
         """The block has that slot, or `BAD_PAGE_INDEX`; who keeps a copy of the table hears of it."""
         self.entries[ordinal] = slot
-        buffer = self._buffer
+        buffer = self.buffer
         if buffer is not None:
             buffer[ordinal] = slot
         reader = self._reader
@@ -69,7 +66,7 @@ class PageTable:
     def _tell_of_run(self, begin: i64, end: i64) -> None:
         """Those entries have changed."""
         entries = self.entries
-        buffer = self._buffer
+        buffer = self.buffer
         if buffer is not None:
             buffer[begin:end] = memoryview(entries)[begin:end]
         reader = self._reader
@@ -125,14 +122,9 @@ class PageTable:
         """A read-only int32 view of the entries of the present blocks, no copy."""
         return memoryview(self.entries)[: self.num_blocks]
 
-    @property
-    def buffer(self) -> memoryview | None:
-        """The caller's."""
-        return self._buffer
-
     def set_buffer(self, buffer: memoryview | None) -> None:
         """Write the present entries, fill the rest of the buffer, and write through from now on."""
-        self._buffer = buffer
+        self.buffer = buffer
         if buffer is None:
             return
         end = int(self.num_blocks)
@@ -142,7 +134,7 @@ class PageTable:
 
     def find_shortage(self, num_blocks: i64) -> str | None:
         """Why the caller's buffer cannot take that many blocks; None if it can."""
-        buffer = self._buffer
+        buffer = self.buffer
         if buffer is None or len(buffer) >= num_blocks:
             return None
         return f"the page index buffer has {len(buffer)} entries, {num_blocks} blocks need {num_blocks}"

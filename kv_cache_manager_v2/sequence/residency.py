@@ -351,7 +351,7 @@ def close(state: SequenceState) -> None:
     state.blocks = []
     state.num_blocks = 0
     for table in state.tables:
-        if table.has_buffer:
+        if table.buffer is not None:
             table.clear()
             table.set_buffer(None)
     tree.unpin(state.path_end)

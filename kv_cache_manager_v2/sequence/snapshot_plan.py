@@ -19,7 +19,7 @@ from ..reuse.block import Block
 class SnapshotPlan:
     __slots__ = (
         "_positions", "_interval", "_prompt_length", "_num_checkpoints", "_ahead_until", "_num_matched", "_last_in_prompt",
-        "_has_stopped", "peak_capacity", "commit_block",
+        "has_stopped", "peak_capacity", "commit_block",
     )  # fmt: skip
 
     def __init__(self, positions: set[int], interval: int, prompt_length: int, num_checkpoints: int, num_matched: int) -> None:
@@ -35,7 +35,7 @@ class SnapshotPlan:
         """A commit that ends before this length says nothing of the state."""
         self._last_in_prompt: i64 = self._find_last_in_prompt()
         """The last planned length of the prompt that the match does not cover; 0: there is none."""
-        self._has_stopped = False
+        self.has_stopped = False
         """Whether a commit of the prompt has ended where a snapshot is planned, or has left one."""
         self.commit_block: Block | None = None
         """The block of the last snapshot that a commit left where none was planned; who has it by now:
@@ -59,7 +59,7 @@ class SnapshotPlan:
             set(self._positions), int(self._interval), int(self._prompt_length), int(self._num_checkpoints), int(self._num_matched)
         )
         plan._ahead_until = self._ahead_until
-        plan._has_stopped = self._has_stopped
+        plan.has_stopped = self.has_stopped
         plan.peak_capacity = self.peak_capacity
         return plan
 
@@ -93,13 +93,9 @@ class SnapshotPlan:
             return False
         return self.peak_capacity - end <= self._num_checkpoints
 
-    def record_stop(self) -> None:
-        """A commit ends where a snapshot is planned, or leaves one elsewhere."""
-        self._has_stopped = True
-
     def find_passed(self, begin: i64, end: i64) -> int | None:
         """The last planned length of the prompt, if a commit goes past it and none has left a snapshot before."""
-        if begin < self._last_in_prompt < end and not self._has_stopped:
+        if begin < self._last_in_prompt < end and not self.has_stopped:
             return int(self._last_in_prompt)
         return None
 

@@ -42,7 +42,7 @@ def stage_snapshot(state: SequenceState, position: i64, is_end: bool) -> Block |
     if plan is None or state.tail.is_retired:
         return None
     if plan.is_due(position):
-        plan.record_stop()
+        plan.has_stopped = True
         if not _make_room(state):
             return None
     else:
@@ -50,7 +50,7 @@ def stage_snapshot(state: SequenceState, position: i64, is_end: bool) -> Block |
         is_wanted = state.shared.recurrent.snapshot_policy.at_commits and plan.may_leave_at(state.num_committed, position, is_end)
         if not is_wanted or not _find_free_slot(state, plan):
             return None
-        plan.record_stop()
+        plan.has_stopped = True
     return _copy_state(state, position)
 
 

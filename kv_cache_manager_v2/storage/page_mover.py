@@ -28,7 +28,7 @@ class PageMover:
     """Owns its streams, each from the first page that goes its way until `close`, and the bounce slots."""
 
     __slots__ = (
-        "_device", "_order", "_pool_groups", "_num_pool_groups", "_num_levels", "_timelines", "_streams", "_bounce",
+        "_device", "_order", "_pool_groups", "_num_pool_groups", "_num_levels", "_timelines", "_streams", "bounce",
         "packer", "_times",
     )  # fmt: skip
 
@@ -49,7 +49,7 @@ class PageMover:
         self._timelines = vec[i64]([_NO_TIMELINE] * int(num_levels * num_levels))
         """By source level * number of levels + target level."""
         self._streams: Final[list[int]] = []
-        self._bounce: Final = BounceSlots(device, packer)
+        self.bounce: Final = BounceSlots(device, packer)
         self.packer: Final = packer
         self._times: TransferTimes | None = None
         """None: transfers are not timed."""
@@ -59,14 +59,6 @@ class PageMover:
         if self._times is None:
             self._times = TransferTimes(self._device, self._num_levels)
         return self._times
-
-    def open_bounce(self, slot_bytes: list[tuple[int, ...]]) -> None:
-        """Get the memory through which two full levels swap; `OutOfMemoryError` leaves nothing behind."""
-        self._bounce.open(slot_bytes)
-
-    def bounce_addresses(self) -> list[list[int]]:
-        """Of that memory, by pool group and pool."""
-        return self._bounce.addresses()
 
     def move(
         self, pool_group: i64, source_level: i64, sources: vec[i64], target_level: i64, targets: vec[i64], count: i64, pages: vec[i64]
@@ -158,9 +150,9 @@ class PageMover:
         try:
             waits = verify and low.tier == CacheTier.DISK
             if self.packer is not None:
-                self._bounce.swap_packed(stream, pool_group, low, low_slot, high, high_slot, waits, rising, sinking)
+                self.bounce.swap_packed(stream, pool_group, low, low_slot, high, high_slot, waits, rising, sinking)
             else:
-                self._bounce.swap(stream, pool_group, low, low_slot, high, high_slot, waits)
+                self.bounce.swap(stream, pool_group, low, low_slot, high, high_slot, waits)
         except AssertionError:
             raise
         except Exception as error:
@@ -171,7 +163,7 @@ class PageMover:
             return self._order.mark(timeline)
         except Exception as refused:
             # No stream could wait for it.
-            self._bounce.undo_swap(stream, pool_group, low, low_slot, high, high_slot, refused)
+            self.bounce.undo_swap(stream, pool_group, low, low_slot, high, high_slot, refused)
             raise
 
     def close(self) -> None:
@@ -181,7 +173,7 @@ class PageMover:
             self._times = None
         while len(self._streams) > 0:
             self._device.destroy_stream(self._streams.pop())
-        self._bounce.close()
+        self.bounce.close()
         if self.packer is not None:
             self.packer.close()
 

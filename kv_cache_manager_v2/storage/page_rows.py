@@ -128,12 +128,12 @@ class WordColumn(RowColumn):
 class PageRows:
     """All rows. `words` may be replaced when a block is added: take a fresh alias after `add_block`."""
 
-    __slots__ = ("words", "num_life_cycles", "first_page_of_blocks", "block_shift", "_num_rows", "_num_reserved", "_columns")
+    __slots__ = ("words", "num_life_cycles", "first_page_of_blocks", "block_shift", "num_rows", "_num_reserved", "_columns")
 
     def __init__(self, num_life_cycles: i64, num_sentinels: i64) -> None:
         self.num_life_cycles: Final = num_life_cycles
         self.first_page_of_blocks: Final = num_sentinels
-        self._num_rows = num_sentinels
+        self.num_rows = num_sentinels
         self._num_reserved: i64 = 0
         """Blocks that there were addresses for at the last `reserve`, or asked for in vain."""
         self._columns: Final[list[RowColumn]] = []
@@ -157,7 +157,7 @@ class PageRows:
         """For a manager that is being made: what there is already gets its entries now."""
         self._columns.append(column)
         column.reserve(self.first_page_of(self._num_reserved), self._num_reserved)
-        column.grow(self._num_rows, self.num_blocks)
+        column.grow(self.num_rows, self.num_blocks)
 
     def add_words(self, empty: i64, is_per_block: bool = False, num_before: i64 = 0) -> WordColumn:
         column = WordColumn(empty, is_per_block, num_before)
@@ -166,19 +166,19 @@ class PageRows:
 
     def add_block(self) -> i64:
         """Rows for one more block, without pages; returns its first page id."""
-        first_page = self._num_rows
+        first_page = self.num_rows
         self.grow(self.num_blocks + 1)
         return first_page
 
     def grow(self, num_blocks: i64) -> None:
         """Have rows for that many blocks in all; the new ones without pages."""
         num_rows = self.first_page_of(num_blocks)
-        if num_rows <= self._num_rows:
+        if num_rows <= self.num_rows:
             return
         self.words = fill_words(self.words, num_rows * ROW_WORDS, NO_PAGE)  # which is NOT_QUEUED, too
         for column in self._columns:
             column.grow(num_rows, num_blocks)
-        self._num_rows = num_rows
+        self.num_rows = num_rows
 
     def first_page_of(self, block_number: i64) -> i64:
         return self.first_page_of_blocks + block_number * self.num_life_cycles
@@ -191,11 +191,7 @@ class PageRows:
 
     @property
     def num_blocks(self) -> i64:
-        return self.block_number(self._num_rows)
-
-    @property
-    def num_rows(self) -> i64:
-        return self._num_rows
+        return self.block_number(self.num_rows)
 
     def has_page(self, page: i64) -> bool:
         return self.words[page * ROW_WORDS + PLACE] != NO_PAGE

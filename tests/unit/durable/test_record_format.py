@@ -96,8 +96,8 @@ def test_pages_get_new_generations_and_descriptions() -> None:
     again = IndexState()
     for records in encode_state(state):
         again.apply(records)
-    (page,) = [page for page in again.list_pages() if again.slot_of(page) == slot and again.pool_group_of(page) == group]
-    assert again.description_of(page) == 5 and again.generation_of(page) == 70 != generation
+    (page,) = [page for page in again.list_pages() if again.slots[page] == slot and again.pool_group_of(page) == group]
+    assert again.description_of(page) == 5 and again.generations[page] == 70 != generation
     for wrong in ([-1, 1, 1], [1, -1, 1], [1, 1, -1], [1, 1 << 60, 1]):
         with pytest.raises(BadRecordError):
             state.apply(encode_order(group, wrong))
