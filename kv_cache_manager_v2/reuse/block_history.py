@@ -2,7 +2,7 @@
 
 A prefix (a path of blocks, whatever its reuse scope) is known by a 62-bit hash of its tokens, a scope by 20 bits. `RemovalHistory`
 remembers prefixes that are no longer cached. Everything depends on the calls alone. Two prefixes with one hash are taken for each other
-here, and only here: no page is matched or evicted by it.
+here, and by eviction policies, which know by it what comes back (`RadixTree.content_key`): no page is matched by it.
 """
 
 from typing import Final, final
@@ -98,14 +98,12 @@ class BlockHistory:
         prefix = hash_block(self.prefix_of(parent), key)
         scope = self.scope_of_path(parent)
         number = self._rows.block_number(block)
-        prefixes = self._prefixes.words
-        prefixes[number] = prefix
+        self._prefixes.words[number] = prefix
         if self._tells_scopes:
             self._table.record(prefix, scope, IS_HERE)
         self.num_blocks += 1
         mark = self._mark_below(parent, scope)
-        marks = self._marks.words
-        marks[number] = mark
+        self._marks.words[number] = mark
         times = self.times
         if times is not None and ((key_of(prefix, scope) >> _SAMPLED_SHIFT) & _SAMPLED_MASK) < self._threshold:
             self._record_sample(times, number, prefix, scope, mark)
@@ -149,9 +147,8 @@ class BlockHistory:
     def record_removal(self, block: i64, cause: i64) -> None:
         """The block left the tree, for a `removal_cause`."""
         number = self._rows.block_number(block)
-        prefixes = self._prefixes.words
-        prefix = prefixes[number]
-        prefixes[number] = NO_PREFIX
+        prefix = self._prefixes.words[number]
+        self._prefixes.words[number] = NO_PREFIX
         mark = self._marks.words[number]
         scope = mark >> _SCOPE_SHIFT
         self._table.record(prefix, scope, FIRST_DROPPED + cause)
@@ -241,6 +238,10 @@ class BlockHistory:
             return self._scopes[int(block)]
         return self._marks.words[self._rows.block_number(block)] >> _SCOPE_SHIFT
 
+    def key_of_path(self, block: i64) -> i64:
+        """`key_of` a published block: of the path that ends there, in its scope."""
+        return key_of(self.prefix_of(block), self.scope_of_path(block))
+
     def find(self, prefix: i64, scope: i64) -> i64:
         """See `RemovalHistory.find`."""
         return self._table.find(prefix, scope)
@@ -254,9 +255,7 @@ def _hash_in_parts(prefix: i64, packed: memoryview, num_blocks: i64) -> vec[i64]
     blocks_per_part = _PART_WORDS // words_per_block + 1
     begin: i64 = 0
     while begin < num_blocks:
-        end = begin + blocks_per_part
-        if end > num_blocks:
-            end = num_blocks
+        end = min(begin + blocks_per_part, num_blocks)
         part = words[begin * words_per_block : end * words_per_block]
         hash_run(prefix, vec[i64](part), words_per_block, prefixes, begin)
         prefix = prefixes[end - 1]

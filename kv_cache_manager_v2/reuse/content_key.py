@@ -1,8 +1,8 @@
 """Content keys: a number for what a page holds, for eviction policies, which remember content after its pages are gone.
 
-Chained down the path, computed when first asked for, and kept in the block. Eight tokens of each block go into it, and so those of
-all blocks above: two contents may have the same number, a policy then takes one for the other, and nothing else depends on it. Not
-of Python's ``hash``, so that ranks agree.
+Where statistics are kept, the key is their hash of the path. Else it is chained down the path, computed when first asked for, and kept in
+the block; eight tokens of each block go into it, and so those of all blocks above. Two contents may have the same number: a policy then
+takes one for the other, and nothing else depends on it. Not of Python's ``hash``, so that ranks agree.
 """
 
 from typing import Final

@@ -1,4 +1,4 @@
-"""A 62-bit hash of a prefix, block by block: to know it again in statistics, never to match it.
+"""A 62-bit hash of a prefix, block by block: to know it again in statistics, or when it comes back to a policy, never to match it.
 
 Four polynomials of the words of two tokens, each of every fourth word, so that a processor works on all of them at once, and on those of
 the next block too, as the prefix above comes in only where they are added up; then the upper half is folded into the lower one. Words that

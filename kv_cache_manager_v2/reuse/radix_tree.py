@@ -72,7 +72,7 @@ class RadixTree(PageOwner):
         self._path: Final = VictimPath(storage)
         self._next_root: i64 = -1
         self._makes_keys = False
-        """Whether a policy has asked for a content key: then it will ask for those of all blocks to come."""
+        """Whether a policy has asked for a content key, and no history knows one: then it will ask for those of all blocks to come."""
         self.dropped_ends: Final = DroppedEnds(self.block_bytes)
 
     # -- roots --------------------------------------------------------------------------------------------------------
@@ -347,8 +347,10 @@ class RadixTree(PageOwner):
         return NO_PAGE
 
     def content_key(self, page: i64) -> i64:
-        self._makes_keys = True
         block = self.pool.block_of_page(page)
+        if self.history is not None:
+            return page_key(self.history.key_of_path(block.first_page), page - block.first_page)
+        self._makes_keys = True
         return page_key(block_key(block, self.block_bytes), page - block.first_page)
 
     def on_page_dropped(self, page: i64, account: PageCounters | None) -> None:

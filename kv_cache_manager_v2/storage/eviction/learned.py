@@ -79,10 +79,8 @@ class LearnedQueue(RequestRuns):
         self._see(pages, count)
         mates = self.records.block_mates
         if mates is not None:
-            together = self._take_mates_along(mates, pages, count)
-            if len(together) > 0:
-                pages = together
-                count = len(together)
+            pages = self._take_mates_along(mates, pages, count)
+            count = len(pages)
         self.records.note_pushed(count)
         self._split_run(pages, count)
 
@@ -107,28 +105,29 @@ class LearnedQueue(RequestRuns):
         return num_used
 
     def _take_mates_along(self, mates: BlockMates, pages: vec[i64], count: i64) -> vec[i64]:
-        """The pages, behind each leading one what is queued of its block; empty where nothing is.
+        """The pages, behind each leading one what is queued of its block.
 
         What is taken along leaves its segment, and becomes of the leading page's class, so it shares its segment.
         """
-        run = vec[i64]()
-        taken = vec[i64]()
         rows = self._rows
+        run = vec[i64]([0] * (count * rows.num_life_cycles))
+        num_pages: i64 = 0
+        taken = vec[i64]()
         notes = self._notes.notes
+        others = mates.others
         for position in range(count):
             page = pages[position]
-            if len(run) > 0:
-                run = append(run, page)
-            first_page = rows.first_page_of_blocks + rows.block_number(page) * rows.num_life_cycles
-            if page != first_page + mates.leading:
-                continue
-            for life_cycle in mates.others:
-                note = i64(notes[first_page + life_cycle])
-                if note & STATUS_MASK == IN_SEGMENT and self._table.queue_of(segment_of_note(note)) == self._number:
-                    if len(run) == 0:
-                        run = pages[: position + 1]
-                    run = append(run, first_page + life_cycle)
-                    taken = append(taken, first_page + life_cycle)
+            run[num_pages] = page
+            num_pages += 1
+            first_page = mates.first_page(page)
+            if page == first_page + mates.leading:
+                for life_cycle in others:
+                    note = i64(notes[first_page + life_cycle])
+                    if note & STATUS_MASK == IN_SEGMENT and self._table.queue_of(segment_of_note(note)) == self._number:
+                        run[num_pages] = first_page + life_cycle
+                        num_pages += 1
+                        taken = append(taken, first_page + life_cycle)
+        run = run[:num_pages]
         begin: i64 = 0
         while begin < len(taken):
             segment = segment_of_note(self._notes.get(taken[begin]))
