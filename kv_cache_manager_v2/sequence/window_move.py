@@ -64,12 +64,17 @@ def _release_published(state: SequenceState, life_cycle: i64, begin: i64, end: i
     prompt_begin = _find_prompt_window(state, life_cycle)
     prompt_end = _find_prompt_end(state)
     while begin < end:
-        stop = min([border for border in (branch_begin, branch_end, prompt_begin, prompt_end, end) if border > begin])
+        stop = _nearer(begin, branch_begin, _nearer(begin, branch_end, _nearer(begin, prompt_begin, _nearer(begin, prompt_end, end))))
         if branch_begin <= begin < branch_end or prompt_begin <= begin < prompt_end:
             release_stale(state, life_cycle, begin, stop, mark)
         else:
             release_evict_first(state, life_cycle, begin, stop, mark)
         begin = stop
+
+
+def _nearer(begin: i64, border: i64, end: i64) -> i64:
+    """The border, if it lies between the two, or the end."""
+    return border if begin < border < end else end
 
 
 def _release_out_of_window_page(state: SequenceState, life_cycle: i64, ordinal: i64, mark: i64) -> None:
@@ -97,9 +102,7 @@ def _find_prompt_window(state: SequenceState, life_cycle: i64) -> i64:
     Or some way before: the last words of a prompt are often not those that the next one repeats.
     """
     shared = state.shared
-    slack = 2 * shared.windows.sizes[life_cycle]
-    if slack < LEAST_SLACK_TOKENS:
-        slack = LEAST_SLACK_TOKENS
+    slack: i64 = max(2 * shared.windows.sizes[life_cycle], LEAST_SLACK_TOKENS)
     end = state.request.prompt_length - slack
     return shared.windows.compute_begin(life_cycle, end if end > 0 else 0)
 

@@ -16,16 +16,16 @@ NO_ENDS: Final = -1
 def link_run(words: vec[i64], before: i64, pages: vec[i64], begin: i64, end: i64, is_reversed: bool) -> None:
     """``pages[begin:end]``, one or more, behind a row of the list, in their order, or the last one first. ``words``: of the page rows."""
     following = words[before * ROW_WORDS + LINKS] & LOW_MASK
-    last = following if is_reversed else before
-    for position in range(begin, end):
-        page = pages[position]
-        other = before if is_reversed else following
-        if position + 1 < end:
-            other = pages[position + 1]
-        words[page * ROW_WORDS + LINKS] = last | (other << 32) if is_reversed else other | (last << 32)
-        last = page
-    join_rows(words, before, last if is_reversed else pages[begin])
-    join_rows(words, pages[begin] if is_reversed else last, following)
+    previous = before
+    page = pages[end - 1 if is_reversed else begin]
+    join_rows(words, before, page)
+    for position in range(begin + 1, end):
+        other = pages[begin + end - 1 - position if is_reversed else position]
+        words[page * ROW_WORDS + LINKS] = other | (previous << 32)
+        previous = page
+        page = other
+    words[page * ROW_WORDS + LINKS] = previous << 32
+    join_rows(words, page, following)
 
 
 def unlink_run(words: vec[i64], pages: vec[i64], begin: i64, end: i64, ends: i64) -> i64:

@@ -4,7 +4,7 @@ A run is given by the first page ids of its blocks and a life cycle; which steps
 page by page. Callers use these where all blocks of a prompt go through at once: a call per page costs ten times its work.
 """
 
-from librt.vecs import append, vec
+from librt.vecs import vec
 from mypy_extensions import i64
 
 from ..device.stream_order import NO_POINT, timeline_of_point
@@ -182,11 +182,7 @@ def release_run(storage: PageStorage, first_pages: vec[i64], life_cycles: vec[i6
 
 
 def _of_pool_group(storage: PageStorage, life_cycles: vec[i64], pool_group: i64) -> vec[i64]:
-    some = vec[i64]()
-    for life_cycle in life_cycles:
-        if storage.pool_group_of[life_cycle] == pool_group:
-            some = append(some, life_cycle)
-    return some
+    return vec[i64]([life_cycle for life_cycle in life_cycles if storage.pool_group_of[life_cycle] == pool_group])
 
 
 def _release_group(
