@@ -56,6 +56,7 @@ from kv_cache_manager_v2 import (
     compute_block_hashes,
     plan_capacity,
 )
+from kv_cache_manager_v2.config.learned_prior import NUM_PRIOR_WEIGHTS, encode_prior
 from kv_cache_manager_v2.testing import FakeEngine, SimulatedDevice
 
 BLOCK = 4
@@ -244,6 +245,7 @@ def _config_fields(world: World, **changes: Any) -> dict[str, Any]:
         "max_sequence_length": 4096,
         "allow_seq_rebasing": False,
         "max_slot_padding": 0.5,
+        "learned_prior": encode_prior([0.25] * NUM_PRIOR_WEIGHTS),
     }
     return fields | changes
 

@@ -6,7 +6,7 @@ layout, which is computed from this configuration.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from mypy_extensions import mypyc_attr
@@ -31,6 +31,7 @@ from .config_value import (
 from .equal_slots import EqualSlots, divide_layers
 from .eviction_policy import EvictionPolicy
 from .layer_config import AttentionLayerConfig, LayerConfig, SsmLayerConfig
+from .learned_prior import decode_prior
 from .rebalance_config import RebalanceConfig
 from .scratch_reuse_config import SwaScratchReuseConfig
 from .snapshot_policy import SnapshotPolicy
@@ -79,6 +80,8 @@ class KVCacheManagerConfig(ConfigValue):
     - ``max_slot_padding``: divide attention layers into groups of equal slots, which share one pool group, so that pages take whatever slot
       is free; at most this share of the bytes is unused. None: layers that read the same blocks are one group, and groups with
       slots of other bytes have pool groups of their own.
+    - ``learned_prior``: what LEARNED knows at first, the text of a file that `kvcm learn` has made of logs. What a durable tier has kept of
+      the process before goes first. None: nothing.
     - ``rebalance``: when `KVCacheManager.need_adjustment` is true.
     - ``reserve_null_slot``: keep one slot of each pool group unused, outside the quota, for kernels that read a page even where
       there is none.
@@ -109,6 +112,7 @@ class KVCacheManagerConfig(ConfigValue):
     max_sequence_length: int | None = None
     allow_seq_rebasing: bool = True
     max_slot_padding: float | None = None
+    learned_prior: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         take_int(self, "tokens_per_block", "tokens_per_block", 1, MAX_TOKENS_PER_BLOCK)
@@ -136,6 +140,7 @@ class KVCacheManagerConfig(ConfigValue):
         validate_bool(self, "allow_seq_rebasing", "allow_seq_rebasing")
         take_float(self, "block_times_sampling", "block_times_sampling", 0, 1)
         take_optional_float(self, "max_slot_padding", "max_slot_padding", 0, 0.5)
+        self._validate_learned_prior()
         self.divide_into_equal_slots()
         if self.is_external:
             self._validate_external()
@@ -153,6 +158,14 @@ class KVCacheManagerConfig(ConfigValue):
                         f"write_policy is 'through', which copies published pages to level 1, and they are copied to level {level}, which "
                         "is durable; use write_policy='back'"
                     )
+
+    def _validate_learned_prior(self) -> None:
+        if given(self, "learned_prior") is None:
+            return
+        object.__setattr__(self, "learned_prior", to_text(given(self, "learned_prior"), "learned_prior"))
+        decode_prior(self.learned_prior, "learned_prior")
+        if all([tier.eviction_policy is not EvictionPolicy.LEARNED for tier in self.cache_tiers]):
+            raise ValueError("learned_prior is given, and no tier has EvictionPolicy.LEARNED; give it to one, or leave learned_prior out")
 
     def _validate_external(self) -> None:
         for level, tier in enumerate(self.cache_tiers[1:], 1):

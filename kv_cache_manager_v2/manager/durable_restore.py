@@ -153,6 +153,11 @@ class DurableRestore:
         if not self.has_weights:
             self._durable.record_weights(b"")
 
+    @property
+    def has_unknown_weights(self) -> bool:
+        """Whether the last process has left what its policies had learned, and these cannot read it."""
+        return len(self.state.weights) > 0 and not self.has_weights and self._shared.storage.learns
+
     # -- which blocks -------------------------------------------------------------------------------------------------
 
     def _join_nodes(self, state: IndexState) -> None:

@@ -64,6 +64,7 @@ from ..base.ids import (
 from ..base.package_log import PackageLog
 from ..base.process_bound import bind_to_process, release_from_process
 from ..config.config_codec import encode_config
+from ..config.learned_prior import decode_prior
 from ..config.manager_config import KVCacheManagerConfig
 from ..config.retention import RetentionConfig
 from ..device.cold_page_codec import ColdPageCodec
@@ -280,6 +281,8 @@ class KVCacheManager(Handle):
         shared.guard.publisher = self._usage
         shared.guard.checker = InvariantChecker(shared, self._open_sequences)
         self._is_released = False
+        if config.learned_prior is not None:
+            storage.learning.model.begin_from(decode_prior(config.learned_prior, "learned_prior"))
         if storage.durable is not None:
             if storage.durable.is_read_only:
                 storage.closed.close_for_writing(storage.last_level)
@@ -298,6 +301,8 @@ class KVCacheManager(Handle):
             self._release_memory()
             raise
         _logger.inform("the durable level in %s has %d blocks with %d pages", durable.folder.path, restore.num_blocks, restore.num_pages)
+        if restore.has_unknown_weights:
+            _logger.warning("the durable level in %s has weights of another release; LEARNED begins without", durable.folder.path)
 
     # -- life ----------------------------------------------------------------------------------------------------------
 

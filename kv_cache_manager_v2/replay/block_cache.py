@@ -11,6 +11,7 @@ from typing import Final, final
 from librt.vecs import vec
 from mypy_extensions import i64
 
+from ..storage.eviction.hazard_model import HazardModel
 from ..storage.eviction.make_queue import NUM_SENTINELS
 from ..storage.eviction.request_facts import RequestFacts
 from ..storage.eviction.segment_records import Learning, SegmentRecords
@@ -43,16 +44,20 @@ class BlockCache:
 
     __slots__ = (
         "num_slots", "num_cached", "num_hits", "num_evicted", "queue", "_rows", "_parents", "_children", "_num_below", "_run",
-        "_request",
+        "_request", "_model",
     )  # fmt: skip
 
-    def __init__(self, policy: ComparedPolicy, num_slots: int, blocks: BlockRequests) -> None:
+    def __init__(self, policy: ComparedPolicy, num_slots: int, blocks: BlockRequests, prior: list[float] | None = None) -> None:
+        """``prior``: what LEARNED knows at first (`decode_prior`)."""
         self.num_slots: Final[i64] = num_slots
         self.num_cached: i64 = 0
         self.num_hits: i64 = 0
         self.num_evicted: i64 = 0
         self._rows: Final = PageRows(1, NUM_SENTINELS)
         learning = Learning()
+        if prior is not None:
+            learning.model.begin_from(prior)
+        self._model: Final[HazardModel] = learning.model
         self._request: Final[RequestFacts] = learning.request
         self.queue: Final[VictimQueue] = make_compared_queue(policy, self._rows, 0, BlockKeys(), num_slots, SegmentRecords(learning, 1))
         self._parents: Final[list[int]] = blocks.parents
@@ -64,6 +69,10 @@ class BlockCache:
         self._num_below = vec[i64]([0] * blocks.num_blocks)
         """By block: its cached children."""
         self._run = vec[i64]()
+
+    def learned(self) -> list[float]:
+        """What LEARNED knows by now, for another cache's ``prior``."""
+        return self._model.weights()
 
     def serve(self, blocks: BlockIds, num_generated: int = 0, continues: int = NO_HINT) -> None:
         words = self._rows.words

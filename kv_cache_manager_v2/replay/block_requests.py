@@ -47,6 +47,17 @@ class BlockRequests:
         return len(self.parents)
 
 
+def divide_blocks(blocks: BlockRequests, block_tokens: int) -> BlockRequests:
+    """The same requests in smaller blocks, of whose tokens theirs are a multiple; the last of a request counts as whole."""
+    parts = blocks.block_tokens // block_tokens
+    parents: list[int] = []
+    for parent in blocks.parents:
+        parents.append(_ROOT if parent == _ROOT else parent * parts + parts - 1)
+        parents.extend([len(parents) - 1 + part for part in range(parts - 1)])
+    requests = [[block * parts + part for block in request for part in range(parts)] for request in blocks.requests]
+    return BlockRequests(blocks.name, requests, parents, blocks.num_generated, block_tokens=block_tokens)
+
+
 def read_blocks(workload: Workload, block_tokens: int, requests_in_order: Iterable[Request] | None = None) -> BlockRequests:
     """Read a workload as blocks. ``block_tokens``: where a block is no hash id of a trace, whose own size is used. ``requests_in_order``:
     those of the workload in another order than its own."""

@@ -20,6 +20,7 @@ from .compare_command import COMPARE_HELP, add_compare_options, run_compare_comm
 from .convert_command import CONVERT_HELP, add_convert_options, run_convert_command
 from .exit_codes import EXIT_BAD_INPUT, EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, describe_exit_codes
 from .inspect_command import INSPECT_HELP, add_inspect_options, run_inspect_command
+from .learn_command import LEARN_HELP, add_learn_options, run_learn_command
 from .plan_command import PLAN_HELP, add_plan_options, run_plan_command
 from .replay_command import REPLAY_HELP, add_replay_options, run_replay_command
 from .replayer import PlanError
@@ -44,6 +45,7 @@ _COMMANDS: Final[dict[str, tuple[str | None, str, Add, Run]]] = {
     "plan": ("--gpu-memory BYTES [OPTION ...] [MODEL]", PLAN_HELP, add_plan_options, run_plan_command),
     "convert": ("[OPTION ...] IN OUT", CONVERT_HELP, add_convert_options, run_convert_command),
     "compare-policies": ("[OPTION ...] [TRACE ...]", COMPARE_HELP, add_compare_options, run_compare_command),
+    "learn": ("[OPTION ...] -o FILE TRACE [TRACE ...]", LEARN_HELP, add_learn_options, run_learn_command),
     "rerun": (None, RERUN_HELP, add_rerun_options, _run_rerun),
     "inspect": ("[OPTION ...] FILE", INSPECT_HELP, add_inspect_options, run_inspect_command),
     "cache": (None, CACHE_HELP, add_cache_options, _run_cache),

@@ -4,9 +4,11 @@ import argparse
 import math
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 from .. import EvictionPolicy
+from ..config.learned_prior import decode_prior
 from ..config.manager_config import MAX_CACHE_TIERS
 from .block_requests import BlockRequests, read_blocks
 from .exit_codes import EXIT_BAD_INPUT, EXIT_OK
@@ -34,7 +36,7 @@ from .trace_option import scan_usable
 COMPARE_HELP: Final = "hit rates of eviction policies, beside the optimum, on traces and made workloads"
 _DEFAULT_SIZES: Final = ("1%", "2%", "5%", "10%", "20%", "50%")
 _DEFAULT_NUM_REQUESTS: Final = 3_000
-_DEFAULT_BLOCK_TOKENS: Final = 64
+DEFAULT_BLOCK_TOKENS: Final = 64
 _TOO_MANY: Final = 1_000_000_000
 POLICY_NAMES: Final = tuple([policy.value for policy in COMPARED])
 
@@ -56,7 +58,7 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--skip-bad", action="store_true", help="report bad lines of a trace and go on without them")
     parser.add_argument(
-        "--blocks", type=_sizes, metavar="N,N,...",
+        "--blocks", type=to_sizes, metavar="N,N,...",
         help="sizes of the cache in blocks, or in percent of the working set: 5000,20000 or 1%%,10%% (default: "
         + ",".join(_DEFAULT_SIZES).replace("%", "%%") + ")",
     )  # fmt: skip
@@ -74,13 +76,16 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
         "stop reasons in the traces say",
     )  # fmt: skip
     parser.add_argument(
+        "--prior", type=_prior, metavar="PRIOR", help="a file of kvcm learn: what LEARNED knows at first (default: nothing)"
+    )
+    parser.add_argument(
         "--trace-block", type=to_positive, metavar="TOKENS",
         help="tokens per hash id of the traces (default: what the log says, or its format), or tokens per block of logs without hash ids "
-        f"(default: {_DEFAULT_BLOCK_TOKENS})",
+        f"(default: {DEFAULT_BLOCK_TOKENS})",
     )  # fmt: skip
     parser.add_argument(
         "--workload-block", type=to_positive, metavar="TOKENS",
-        help=f"tokens per block of the workloads (default: {_DEFAULT_BLOCK_TOKENS})",
+        help=f"tokens per block of the workloads (default: {DEFAULT_BLOCK_TOKENS})",
     )  # fmt: skip
     parser.add_argument(
         "--policies", type=_policies, default=list(COMPARED), metavar="P,P,...",
@@ -104,20 +109,14 @@ def run_compare_command(options: argparse.Namespace, parser: argparse.ArgumentPa
         parser.error("--min-reuse-probability is about --levels, and they are not given")
     if options.hints is not None and EvictionPolicy.LEARNED not in options.policies:
         parser.error("--hints are for learned, which is not among --policies")
+    if options.prior is not None and EvictionPolicy.LEARNED not in options.policies:
+        parser.error("--prior is for learned, which is not among --policies")
     if options.hints == RECORDED and len(options.workload) > 0:
         parser.error("--hints recorded is about a TRACE; a --workload has no stop reasons")
     require_writable(parser, "--json", options.json, *options.traces)
-    traces: list[TraceWorkload] = []
-    for path in options.traces:
-        trace = TraceWorkload(path, options.limit, options.trace_block)
-        scan = scan_usable(trace, options.skip_bad)
-        if scan is None:
-            return EXIT_BAD_INPUT
-        if options.sessions is not None and not scan.has_sessions:
-            parser.error(f"--sessions {options.sessions}: no request of {path} is a later turn of a session")
-        if options.sessions is None and scan.has_sessions and not scan.has_times and not options.quiet:
-            sys.stderr.write(f"{path}: no time stamps, so sessions come as the lines stand; --sessions N takes N at a time\n")
-        traces.append(trace)
+    traces = open_traces(options, parser)
+    if traces is None:
+        return EXIT_BAD_INPUT
     num_sources = len(traces) + len(options.workload)
     num_sizes = len(options.blocks or _DEFAULT_SIZES)
     num_runs = num_sizes * (len(options.policies) + 1) if options.levels is None else len(options.policies)
@@ -125,14 +124,13 @@ def run_compare_command(options: argparse.Namespace, parser: argparse.ArgumentPa
     results: list[SourceComparison] = []
     try:
         for source in traces:
-            in_order = None if options.sessions is None else interleave(source.requests(), options.sessions)
-            read = read_blocks(source, options.trace_block or _DEFAULT_BLOCK_TOKENS, in_order)
+            read = read_trace(source, options)
             if options.hints == RECORDED and read.recorded_hints.count(None) == len(read.recorded_hints):
                 parser.error(f"--hints recorded: no request of {source.path} has a stop reason that says whether its session goes on")
             results.append(_compare(read, options, progress))
         for name in options.workload:
             workload = make_workload(name, options.seed, options.limit or _DEFAULT_NUM_REQUESTS)
-            blocks = read_blocks(workload, options.workload_block or _DEFAULT_BLOCK_TOKENS)
+            blocks = read_blocks(workload, options.workload_block or DEFAULT_BLOCK_TOKENS)
             results.append(_compare(blocks, options, progress))
     finally:
         progress.stop()
@@ -149,14 +147,36 @@ def run_compare_command(options: argparse.Namespace, parser: argparse.ArgumentPa
     return EXIT_OK
 
 
+def open_traces(options: argparse.Namespace, parser: argparse.ArgumentParser) -> list[TraceWorkload] | None:
+    """Those of ``options.traces``, their lines checked; None where one is of no use, which was said."""
+    traces: list[TraceWorkload] = []
+    for path in options.traces:
+        trace = TraceWorkload(path, options.limit, options.trace_block)
+        scan = scan_usable(trace, options.skip_bad)
+        if scan is None:
+            return None
+        if options.sessions is not None and not scan.has_sessions:
+            parser.error(f"--sessions {options.sessions}: no request of {path} is a later turn of a session")
+        if options.sessions is None and scan.has_sessions and not scan.has_times and not options.quiet:
+            sys.stderr.write(f"{path}: no time stamps, so sessions come as the lines stand; --sessions N takes N at a time\n")
+        traces.append(trace)
+    return traces
+
+
+def read_trace(trace: TraceWorkload, options: argparse.Namespace) -> BlockRequests:
+    in_order = None if options.sessions is None else interleave(trace.requests(), options.sessions)
+    return read_blocks(trace, options.trace_block or DEFAULT_BLOCK_TOKENS, in_order)
+
+
 def _compare(blocks: BlockRequests, options: argparse.Namespace, progress: ReadProgress) -> SourceComparison:
     hints = make_hints(blocks, options.hints, options.seed)
     name = ""
     if options.hints is not None:
         name = "the recorded stop reasons" if options.hints == RECORDED else f"what comes next, {options.hints:.0%} right"
     if options.levels is not None:
-        return compare_levels(blocks, options.levels, options.policies, options.min_reuse_probability, hints, name, progress)
-    return compare_source(blocks, _sizes_for(blocks, options.blocks or _DEFAULT_SIZES), options.policies, hints, name, progress)
+        return compare_levels(blocks, options.levels, options.policies, options.min_reuse_probability, hints, name, options.prior, progress)
+    sizes = sizes_for(blocks, options.blocks or _DEFAULT_SIZES)
+    return compare_source(blocks, sizes, options.policies, hints, name, options.prior, progress)
 
 
 def _show(result: SourceComparison) -> None:
@@ -166,7 +186,7 @@ def _show(result: SourceComparison) -> None:
     sys.stdout.write("\n".join(aligned(rows)) + "\n")
 
 
-def _sizes_for(blocks: BlockRequests, texts: Sequence[str]) -> list[int]:
+def sizes_for(blocks: BlockRequests, texts: Sequence[str]) -> list[int]:
     """Ascending, each once; a share of the working set is at least one block."""
     sizes: set[int] = set()
     for text in texts:
@@ -177,7 +197,7 @@ def _sizes_for(blocks: BlockRequests, texts: Sequence[str]) -> list[int]:
     return sorted(sizes)
 
 
-def _sizes(text: str) -> list[str]:
+def to_sizes(text: str) -> list[str]:
     parts = [part.strip() for part in text.split(",")]
     for part in parts:
         unit = "%" if part.endswith("%") else ""
@@ -211,6 +231,15 @@ def _level_sizes(text: str) -> list[int]:
 
 def _probability(text: str) -> float:
     return to_float_within(text, 0.0, 1.0, f"{text[:40]!r} is no probability from 0 to 1")
+
+
+def _prior(path: str) -> list[float]:
+    try:
+        return decode_prior(Path(path).read_text(encoding="utf-8", errors="replace"), path)
+    except OSError as failure:
+        raise argparse.ArgumentTypeError(f"{path}: {failure.strerror}") from None
+    except ValueError as wrong:
+        raise argparse.ArgumentTypeError(str(wrong)) from None
 
 
 def _hints(text: str) -> float | str:

@@ -38,8 +38,11 @@ class LevelCache:
         "_victim", "_goes_alone",
     )  # fmt: skip
 
-    def __init__(self, policy: ComparedPolicy, num_slots: list[int], blocks: BlockRequests, least_chance: float = 0.0) -> None:
-        """``least_chance``: the `min_reuse_probability` of the levels below level 0, for LEARNED."""
+    def __init__(
+        self, policy: ComparedPolicy, num_slots: list[int], blocks: BlockRequests, least_chance: float = 0.0,
+        prior: list[float] | None = None,
+    ) -> None:  # fmt: skip
+        """``least_chance``: the `min_reuse_probability` of the levels below level 0, for LEARNED. ``prior``: as for `BlockCache`."""
         num_levels = len(num_slots)
         self.num_hits: Final[list[int]] = [0] * num_levels
         self.num_written: Final[list[int]] = [0] * (num_levels - 1)
@@ -49,6 +52,8 @@ class LevelCache:
         self._first_page: Final[int] = NUM_SENTINELS * num_levels
         self._rows: Final = PageRows(1, self._first_page)
         learning = Learning()
+        if prior is not None:
+            learning.model.begin_from(prior)
         records = SegmentRecords(learning, 1)
         self._request: Final[RequestFacts] = learning.request
         self._victim: i64 = NO_VICTIM

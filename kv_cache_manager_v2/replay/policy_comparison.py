@@ -64,9 +64,9 @@ class Comparison(Value):
 
 def compare_source(
     blocks: BlockRequests, sizes: list[int], policies: list[ComparedPolicy], hints: list[int], hints_name: str,
-    progress: ReadProgress,
+    prior: list[float] | None, progress: ReadProgress,
 ) -> SourceComparison:  # fmt: skip
-    """``hints``: of each request, for LEARNED (`made_hints`)."""
+    """``hints``: of each request, for LEARNED (`made_hints`). ``prior``: what it knows at first."""
     uses = next_uses(blocks)
     total = max(blocks.num_accesses, 1)
     rows: list[ComparisonRow] = []
@@ -74,7 +74,7 @@ def compare_source(
         rates: dict[str, float] = {}
         for policy in policies:
             progress.begin(f"{blocks.name}, {num_slots:,} blocks, {policy.value}")
-            cache = BlockCache(policy, num_slots, blocks)
+            cache = BlockCache(policy, num_slots, blocks, prior)
             for request, num_generated, hint in zip(blocks.requests, blocks.num_generated, hints, strict=True):
                 cache.serve(request, num_generated, hint)
             rates[policy.value] = int(cache.num_hits) / total
@@ -88,14 +88,14 @@ def compare_source(
 
 def compare_levels(
     blocks: BlockRequests, sizes: list[int], policies: list[ComparedPolicy], least_chance: float, hints: list[int], hints_name: str,
-    progress: ReadProgress,
+    prior: list[float] | None, progress: ReadProgress,
 ) -> SourceComparison:  # fmt: skip
     """``sizes``: slots of each level. ``least_chance``: the `min_reuse_probability` of all below level 0, for LEARNED."""
     total = max(blocks.num_accesses, 1)
     rows: list[LevelRow] = []
     for policy in policies:
         progress.begin(f"{blocks.name}, {sum(sizes):,} blocks, {policy.value}")
-        cache = LevelCache(policy, sizes, blocks, least_chance)
+        cache = LevelCache(policy, sizes, blocks, least_chance, prior)
         for request, num_generated, hint in zip(blocks.requests, blocks.num_generated, hints, strict=True):
             cache.serve(request, num_generated, hint)
         hit_rates = tuple([hits / total for hits in cache.num_hits])

@@ -203,7 +203,7 @@ class PageStorage:
         return b"".join([self.learning.model.to_bytes(), *accounts])
 
     def load_weights(self, weights: bytes) -> bool:
-        """What the policies of another process had learned; whether they know it now. Else nothing is known."""
+        """What the policies of another process had learned; whether they know it now. Else they know what they did at first."""
         is_known = self.learning.model.load(weights[:MODEL_BYTES]) and self.learns
         if is_known and len(weights) == MODEL_BYTES + _ACCOUNT.size * len(self._records):
             for index, records in enumerate(self._records):

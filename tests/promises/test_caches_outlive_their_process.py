@@ -22,6 +22,7 @@ from kv_cache_manager_v2 import (
     ModelId,
     ReuseScope,
 )
+from kv_cache_manager_v2.config.learned_prior import NUM_PRIOR_WEIGHTS, encode_prior
 from kv_cache_manager_v2.testing import SimulatedDevice
 from kv_cache_manager_v2.testing.journal_rerun import rerun
 from kv_cache_manager_v2.testing.reversing_codec import ReversingCodec
@@ -404,6 +405,42 @@ def test_what_policies_have_learned_is_restored(tmp_path: object, is_killed: boo
     names = third.manager.restored()
     third.manager.keep_restored(names[:-1])
     assert third.manager._shared.storage.learning.model.to_bytes() == untaught, "the last name is that of what was learned"
+    third.end()
+
+
+def test_what_a_folder_knows_wins_over_a_prior_and_a_prior_over_nothing(tmp_path: object, caplog: pytest.LogCaptureFixture) -> None:
+    """A folder with weights that this release cannot read is named in the log, and its pages are there all the same."""
+    disk = LossyDisk()
+    base = durable_config(str(tmp_path), gpu_slots=12, disk_slots=30)
+    prior = encode_prior([(number % 9 - 4) / 16 for number in range(NUM_PRIOR_WEIGHTS)])
+    tiers = [replace(tier, eviction_policy=EvictionPolicy.LEARNED) for tier in base.cache_tiers]
+    config = replace(base, cache_tiers=tiers, learned_prior=prior)
+    first, _files = next_process(disk, config)
+    begun = first.manager._shared.storage.learning.model.to_bytes()
+    first.run(PROMPTS[0])
+    first.run(PROMPTS[0])
+    learned = first.manager._shared.storage.learning.model.to_bytes()
+    assert learned != begun
+    first.end()
+    second, _files = next_process(disk, config)
+    assert second.manager._shared.storage.learning.model.to_bytes() == learned
+    names = second.manager.restored()
+    second.manager.keep_restored(names[:-1])
+    assert second.manager._shared.storage.learning.model.to_bytes() == begun
+    assert "another release" not in caplog.text
+    second.end()
+    third, files = next_process(disk, config)
+    durable = third.manager._shared.storage.durable
+    assert durable is not None
+    durable.record_weights(b"no number"[:8] * 3)
+    third.settle()
+    files.kill()
+    with caplog.at_level(logging.WARNING):
+        fourth, _files = next_process(disk, config)
+    assert "weights of another release; LEARNED begins without" in caplog.text
+    assert fourth.manager._shared.storage.learning.model.to_bytes() == begun
+    assert fourth.manager.probe_reuse(None, PROMPTS[0]) == len(PROMPTS[0])
+    fourth.end()
     third.end()
 
 

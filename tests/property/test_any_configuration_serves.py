@@ -27,6 +27,7 @@ from kv_cache_manager_v2 import (
     SwaScratchReuseConfig,
     TokenRangeRetention,
 )
+from kv_cache_manager_v2.config.learned_prior import NUM_PRIOR_WEIGHTS, encode_prior
 
 SLOT = 64
 POLICIES = list(EvictionPolicy)
@@ -68,6 +69,7 @@ FIELDS: dict[str, list[Any]] = {
     "max_sequence_length": [None, 100],
     "allow_seq_rebasing": [True, False],
     "max_slot_padding": [None, 0.5],
+    "learned_prior": [None, None, encode_prior([(number % 9 - 4) / 8 for number in range(NUM_PRIOR_WEIGHTS)])],
 }
 DRAWN_APART = {"tokens_per_block", "cache_tiers", "layers", "initial_pool_ratio"}
 

@@ -69,6 +69,8 @@ EDGE_UNIT: Final = 8
 _RATE: Final = 0.05
 _SHARED_RATE: Final = 0.025
 _FIRST_SQUARE: Final = 0.125
+_PRIOR_SQUARE: Final = 4.0
+"""Of what was known at first: low, so that the first requests that say otherwise change it."""
 _HINTS_SHIFT: Final = 27
 """Traits from there on are hints."""
 _NUM_ALWAYS: Final = 10
@@ -98,12 +100,15 @@ _NUM_WAITING: Final = NUM_BUCKETS - 1
 
 @final
 class HazardModel:
-    __slots__ = ("_weights", "_squares", "_table", "_widths", "_shifts", "_masks", "_bases", "_places", "_places_of", "_num_places")
+    __slots__ = (
+        "_weights", "_squares", "_prior", "_table", "_widths", "_shifts", "_masks", "_bases", "_places", "_places_of", "_num_places",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self._weights: Final = vec[float]([0.0] * _NUM_WEIGHTS)
         self._squares: Final = vec[float]([_FIRST_SQUARE] * _NUM_WEIGHTS)
         """Of each weight: the sum of its squared gradients."""
+        self._prior: Final = vec[float]([0.0] * _NUM_WEIGHTS)
         self._table: Final = vec[float]([float(int(entry)) * _SCALE for entry in SIGMOID_TABLE])
         """The logistic function."""
         self._widths: Final = vec[float]([float(EDGES[bucket + 1] - EDGES[bucket]) for bucket in range(NUM_BUCKETS)])
@@ -130,8 +135,19 @@ class HazardModel:
         numbers = [float(weight) for weight in self._weights] + [float(square) for square in self._squares]
         return struct.pack(f"<{len(numbers)}d", *numbers)
 
+    def begin_from(self, prior: list[float]) -> None:
+        """Forget what was learned, and know these weights at first, from now on: as `weights` of another model."""
+        for place in range(_NUM_WEIGHTS):
+            self._prior[place] = prior[place]
+        self.load(b"")
+
+    def weights(self) -> list[float]:
+        """What it has learned, for `begin_from`: without what was learned of hints, which are another caller's."""
+        weights = [float(weight) for weight in self._weights]
+        return weights[: self._bases[NUM_FEATURES]] + [0.0] * (_NUM_WEIGHTS - int(self._bases[NUM_FEATURES]))
+
     def load(self, data: bytes) -> bool:
-        """Know what another model knew; False, and nothing is known, where the bytes are no model of this release."""
+        """Know what another model knew; False, and it knows what it knew at first, where the bytes are no model of this release."""
         count = _NUM_WEIGHTS
         numbers: list[float] = []
         if len(data) == MODEL_BYTES:
@@ -139,9 +155,11 @@ class HazardModel:
         is_known = len(numbers) > 0 and all([isfinite(number) for number in numbers]) and min(numbers[count:]) >= _FIRST_SQUARE
         weights = self._weights
         squares = self._squares
+        prior = self._prior
         for place in range(count):
-            weights[place] = numbers[place] if is_known else 0.0
-            squares[place] = numbers[count + place] if is_known else _FIRST_SQUARE
+            weights[place] = numbers[place] if is_known else prior[place]
+            squares[place] = numbers[count + place] if is_known else _FIRST_SQUARE if prior[place] == 0.0 else _PRIOR_SQUARE
+        self._places_of = -1
         return is_known
 
     def _find_places(self, traits: i64) -> None:

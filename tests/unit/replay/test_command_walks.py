@@ -64,7 +64,7 @@ def calls_of(folder: Path) -> dict[str, list[str]]:
         "rerun": ["rerun", str(folder / "calls.journal"), "--quiet"], "plan": ["plan", "--gpu-memory", "40g"],
         "inspect": ["inspect", str(folder / "state.json"), "--quiet"],
         "compare-policies": ["compare-policies", trace, "--blocks", "5", "--policies", "lru", "--quiet"],
-        "cache": ["cache", "ls", str(folder / "level")], "selftest": ["selftest"],
+        "learn": ["learn", trace, "-o", "-", "--quiet"], "cache": ["cache", "ls", str(folder / "level")], "selftest": ["selftest"],
     }  # fmt: skip
     assert set(calls) == set(COMMANDS), "a new command has no call here"
     return calls
@@ -129,7 +129,8 @@ def outputs_of(folder: Path) -> list[tuple[list[str], str]]:
                 option = action.option_strings[0]
                 found.append(([*calls[command], *SMALL_OPTIONS.get(option, []), option], option))
     found.append((calls["convert"][:2], "OUT"))
-    assert {option for _call, option in found} == {"--json", "--report", "--save", "OUT"}
+    found.append(([*calls["learn"][:2], "--quiet", "-o"], "--output"))
+    assert {option for _call, option in found} == {"--json", "--report", "--save", "OUT", "--output"}
     return found
 
 
@@ -144,7 +145,7 @@ def test_the_output_as_a_file(folder: Path, tmp_path: Path, capsys: pytest.Captu
             if code == EXIT_USAGE:
                 assert option in captured.err and "name a file" in captured.err, captured.err
             else:
-                assert code == EXIT_OK and option in ("--json", "OUT") and len(captured.out) > 0, call
+                assert code == EXIT_OK and option in ("--json", "OUT", "--output") and len(captured.out) > 0, call
             assert os.listdir(tmp_path) == [], call
     finally:
         os.chdir(before)
@@ -230,7 +231,7 @@ def test_pipes_as_inputs_are_read_or_refused_by_name(folder: Path, name: str, ca
             num_refused += 1
             assert code == EXIT_BAD_INPUT, call
             assert error.startswith(f"kvcm: /dev/fd/{reading}: ") and "is a pipe" in error and "write it to a file first" in error, error
-    assert num_refused == {"t.jsonl": 3, "calls.journal": 1, "state.json": 0}[name]
+    assert num_refused == {"t.jsonl": 4, "calls.journal": 1, "state.json": 0}[name]
 
 
 def test_errors_begin_with_the_name_of_the_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -79,3 +79,35 @@ def test_bytes_that_are_no_model_leave_one_that_knows_nothing() -> None:
         model = HazardModel()
         model.learn(LATE, 1, 1.0, 7)
         assert not model.load(wrong) and model.to_bytes() == HazardModel().to_bytes(), "not a number, or squares below the first one"
+
+
+def test_a_model_begins_from_what_another_has_learned() -> None:
+    taught = HazardModel()
+    for step in range(200):
+        taught.learn((RARE, USED)[step % 2], step % NUM_BUCKETS, step % 2, 10)
+        taught.learn(USED | 1 << HINT_SHIFTS[0], 3, 1.0, 10)
+    model = HazardModel()
+    fresh = model.to_bytes()
+    untaught = model.chance(USED, 1)
+    prior = taught.weights()
+    model.begin_from(prior)
+    assert model.chance(USED, 1) == taught.chance(USED, 1) != untaught and model.weights() == prior
+    assert model.chance(USED | 1 << HINT_SHIFTS[0], 3) == model.chance(USED, 3), "what hints mean is learned of each caller anew"
+    begun = model.to_bytes()
+    model.learn(USED, 1, 0.0, 10)
+    assert model.chance(USED, 1) < taught.chance(USED, 1)
+    # What cannot be read leaves what it knew at first, not nothing.
+    assert not model.load(b"cut") and model.to_bytes() == begun != fresh
+    assert model.load(fresh) and model.to_bytes() == fresh, "another process knew nothing"
+
+
+def test_a_prior_changes_sooner_than_what_was_learned() -> None:
+    taught = HazardModel()
+    for _ in range(2000):
+        taught.learn(USED, 1, 1.0, 100)
+    model = HazardModel()
+    model.begin_from(taught.weights())
+    for _ in range(20):
+        taught.learn(USED, 1, 0.0, 100)
+        model.learn(USED, 1, 0.0, 100)
+        assert model.chance(USED, 1) < taught.chance(USED, 1)
