@@ -66,7 +66,10 @@ WITHOUT_SAMPLE: Final = {
     "DevicePageIndices": "needs a GPU",
     "HostLayerKernel": "lives inside one launch of the fake engine",
     "SimulatedWorker": "lives inside the fake engine's memory",
-    **dict.fromkeys(("Float8Codec", "Int4Codec", "_Transcoding"), "works on arrays, and is not compiled: tests/unit/codecs has it"),
+    **dict.fromkeys(
+        ("BufferSpan", "Float8Codec", "Float8Kernels", "Int4Codec", "LosslessCodec", "_Transcoding"),
+        "works on arrays, and is not compiled: tests/unit/codecs has it",
+    ),
     "EventLog": "is behind the event manager, where nobody sees it",
     **dict.fromkeys(
         (

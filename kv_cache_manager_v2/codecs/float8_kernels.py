@@ -9,6 +9,7 @@ from typing import Any, Final, final
 
 from mypy_extensions import mypyc_attr
 
+from ..base.handle import Handle
 from ..base.ids import CacheTier
 from ..base.integer_math import ceil_div
 from ..device.kernel_arguments import to_struct_argument, to_word_arguments
@@ -132,7 +133,7 @@ extern "C" __global__ void unpack_float8(Pages pages, i64 num_pages, i64 num_buf
 
 @final
 @mypyc_attr(native_class=True)
-class Float8Kernels:
+class Float8Kernels(Handle):
     """Both kernels, loaded on one device, whose `close` unloads them."""
 
     __slots__ = ("device", "_pack", "_unpack")

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from mypy_extensions import mypyc_attr
 
 from ..base.checks import to_text
+from ..base.handle import Handle
 from ..device.cold_page_codec import ColdPageCodec
 from ..device.host_array import host_bytes
 from ..device.port import Device, HostKernel, MemoryAccess
@@ -25,7 +26,7 @@ _ALIGNMENT: Final = 16
 
 @final
 @mypyc_attr(native_class=True)
-class BufferSpan:
+class BufferSpan(Handle):
     """Buffers that lie side by side in one pool of a page, and in the packed page: all of them are packed, or none is."""
 
     __slots__ = ("pool", "hot_begin", "cold_begin", "buffer_bytes", "packed_bytes", "is_packed", "num_buffers")
