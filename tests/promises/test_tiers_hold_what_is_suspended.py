@@ -99,7 +99,8 @@ def make_device(kind: str, seed: int = 0) -> Device:
 def test_with_all_levels_exactly_full_any_order_of_resuming_works(
     kind: str, lower: tuple[tuple[str, int], ...], tmp_path: Path
 ) -> None:
-    """Four sequences of 4 pages in 8 + 8 slots: each one onboarded swaps with one offloaded."""
+    """Four sequences of 4 pages in 8 + 8 slots: each one onboarded swaps with one offloaded. What has come to a level and has not left it is
+    there, in the statistics too."""
     for order in permutations(range(4)):
         with Bench(tiered_config(8, lower, str(tmp_path)), make_device(kind, sum(order[:2]))) as bench:
             sequences = [bench.suspended(number, 4 * TOKENS_PER_BLOCK) for number in range(4)]
@@ -109,6 +110,11 @@ def test_with_all_levels_exactly_full_any_order_of_resuming_works(
                 bench.check(sequences[number])
                 sequences[number].suspend()
                 bench.manager.check_invariants()
+            for level in range(1, 1 + len(lower)):
+                others = [other for other in range(1 + len(lower)) if other != level]
+                has_come = sum([bench.num_copied(other, level) for other in others])
+                has_left = sum([bench.num_copied(level, other) for other in others])
+                assert has_come - has_left == bench.counts(level)[0]
             for number in reversed(order):
                 assert sequences[number].resume()
                 bench.check(sequences[number])
