@@ -33,7 +33,7 @@ from .block_tokens import count_key_bytes, key_of, share_tokens, shorten_tokens
 from .content_key import NO_KEY, block_key, make_run_keys, page_key, text_key
 from .digest_table import DigestTable
 from .dropped_ends import DroppedEnds
-from .durable_nodes import NO_NODE, NOT_KEPT, DurableNodes
+from .durable_nodes import NOT_KEPT, DurableNodes
 from .reuse_scope import ReuseScope
 from .token_packing import TOKEN_BYTES, has_digest, unpack_tokens
 from .victim_path import VictimPath
@@ -320,8 +320,8 @@ class RadixTree(PageOwner):
         return block.parent is not None and not self.is_retired(block)
 
     def durable_nodes(self, pages: vec[i64]) -> vec[i64]:
-        nodes = self.nodes
-        return vec[i64]([NO_NODE] * len(pages)) if nodes is None else nodes.record_all(pages, self.pool, self._scopes)
+        assert self.nodes is not None, "pages are recorded in an index that there is not"
+        return self.nodes.record_all(pages, self.pool, self._scopes)
 
     def find_page_below(self, page: i64, level: i64) -> i64:
         block = self.pool.block_of_page(page)

@@ -133,9 +133,8 @@ class DiskReads:
     def take_uncounted(self) -> dict[int, int]:
         """Pages whose reads have failed since the last time, each with the level: they are counted from now on."""
         taken = self._uncounted
-        if len(taken) > 0:
-            self._uncounted = {}
-            self.counted.update(taken)
+        self._uncounted = {}
+        self.counted.update(taken)
         return taken
 
     def wait_for(self, pages: list[int]) -> None:

@@ -123,26 +123,35 @@ class CoveringTests:
         path.write_text(json.dumps([self.digests, self.seconds, numbers]), encoding="utf-8")
 
     def choose(self, mutant: Mutant, seconds: float) -> list[str]:
-        """Tests that begin the mutant's suite, for so many seconds: those first whose file names the module, then short ones."""
+        """Tests that begin the mutant's suite, for so many seconds: those first whose file names the module, then short ones; after a third
+        of the time those of the module's folder: most tests begin what is central, and few ask about it."""
         stem = Path(mutant.file).stem
         names_it = {file: stem in (ROOT / file).read_text(encoding="utf-8") for file in self.digests}
         begun = self.tests.get(name_suite_of(mutant), [])
         if not begun:  # by none, or when modules are imported
             begun = [test for test in self.seconds if names_it[test.partition("::")[0]]]
-        found = sorted(begun, key=lambda test: self.seconds[test])
         alike: Counter[str] = Counter()
         ranked: list[tuple[bool, bool, float, str]] = []
-        for test in found:
+        for test in sorted(begun, key=lambda test: self.seconds[test]):
             one = test.partition("[")[0]
             alike[one] += 1
             ranked.append((alike[one] > _ALIKE, not names_it[test.partition("::")[0]], self.seconds[test], test))
-        chosen: list[str] = []
-        for *_, taken, test in sorted(ranked):
-            seconds -= taken
-            if seconds < 0:
+        ordered = [test for *_, test in sorted(ranked)]
+        folder = f"/{mutant.file.partition('/')[0]}/"
+        own = [test for test in ordered if folder in test.partition("::")[0]]
+        left = seconds / 3
+        chosen: dict[str, None] = {}
+        for test in ordered:
+            left -= self.seconds[test]
+            if left < 0:
                 break
-            chosen.append(test)
-        return chosen
+            chosen[test] = None
+        left = seconds - sum([self.seconds[test] for test in chosen])
+        for test in (*own, *ordered):
+            if test not in chosen and self.seconds[test] <= left:
+                chosen[test] = None
+                left -= self.seconds[test]
+        return list(chosen)
 
     def refresh(self, places: tuple[str, ...] = _PLACES) -> None:
         """Run what is new or changed, and forget what is gone."""

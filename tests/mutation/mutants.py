@@ -3,7 +3,7 @@
 A mutant changes one expression or statement of one file. They are enumerated in the order of the sources, so a seed draws the same
 ones as long as the sources are the same. Left out: assertions and what is raised (both only speak), log calls, texts, annotations
 and whatever shows a value (`__repr__`). Also what cannot matter by its form: which of two equal numbers is taken for the larger one or
-the smaller one, and the order of the arguments of sums and maxima.
+the smaller one, on which side 0 is of what is never 0, and the order of the arguments of sums and maxima.
 """
 
 import ast
@@ -49,6 +49,8 @@ _NO_MUTANT = "a tie"
 _NUMBERS = ("i64", "i32", "int", "float")
 _ZEROS = {"page_rows": ("PLACE",), "segment_table": ("KEY", "NO_SEGMENT")}
 """By module, names of constants that are 0: adding one is subtracting it, returning one is returning 0."""
+_NEVER_ZERO = ("first_page",)
+"""Attributes that are above 0 or, as a root's, below it: it does not matter on which side 0 is."""
 _LARGEST = 64
 """Larger constants are limits and masks."""
 
@@ -126,7 +128,11 @@ class _Walk:
     def __init__(self, tree: ast.Module) -> None:
         self._tree = tree
         self._ties = {id(comparison) for node in ast.walk(tree) for comparison in _find_tie(node)}
-        """Comparisons of two numbers after which it does not matter what is done where they are equal."""
+        """Comparisons of two numbers after which it does not matter what is done where they are equal, and where they never are."""
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Compare) and isinstance(node.left, ast.Attribute) and node.left.attr in _NEVER_ZERO:
+                if isinstance(node.ops[0], (ast.Lt, ast.GtE)) and ast.unparse(node.comparators[0]) == "0":
+                    self._ties |= {id(node), id(node.comparators[0])}
         self._zeros = {name for node in ast.walk(tree) for name in _find_zeros(node)}
 
     def changes(self) -> Iterator[Change]:
@@ -194,7 +200,7 @@ class _Walk:
             if isinstance(node.value, bool):
                 yield function, node, str(not node.value), "constant"
             elif isinstance(node.value, int) and node.value <= _LARGEST:
-                yield function, node, str(node.value + 1), "constant"
+                yield function, node, str(node.value + 1), _NO_MUTANT if id(node) in self._ties else "constant"
                 if node.value > 0:
                     yield function, node, str(node.value - 1), "constant"
         if isinstance(node, ast.Call):

@@ -90,6 +90,18 @@ def test_what_is_equal_either_way_is_left_out() -> None:
     assert [mutant.old for mutant in mutants_of("x.py", TIES) if mutant.kind == "swapped arguments"] == ["larger(a, b)"]
 
 
+def test_what_is_never_zero_is_compared_with_it_either_way() -> None:
+    mutants = mutants_of("x.py", b"def f(a: Block) -> bool:\n    return a.first_page < 0 or a.first_page >= 0 or a.first_page < 2")
+    assert [(mutant.old, mutant.new) for mutant in mutants if mutant.kind in ("comparison", "constant")] == [
+        ("a.first_page < 0", "a.first_page > 0"),
+        ("a.first_page >= 0", "a.first_page <= 0"),
+        ("a.first_page < 2", "a.first_page <= 2"),
+        ("a.first_page < 2", "a.first_page > 2"),
+        ("2", "3"),
+        ("2", "1"),
+    ]
+
+
 def test_every_mutant_can_be_told_apart_and_parses() -> None:
     mutants = list_mutants()
     assert len({mutant.key for mutant in mutants}) == len(mutants) > 10_000
@@ -147,7 +159,8 @@ def test_each_suite_that_is_begun_is_noted() -> None:
 
 
 def test_tests_are_chosen_that_begin_the_suite_of_a_mutant() -> None:
-    """Of those that do, the one whose file names the module comes first, then short ones as long as there is time."""
+    """Of those that do, the one whose file names the module comes first, then short ones as long as there is time; after a third of it
+    those of the module's folder."""
     mutant = next(one for one in list_mutants() if one.file == "sequence/resize.py" and one.function == "_add_blocks")
     naming, other = "tests/mutation/test_mutants.py", "tests/mutation/mutants.py"
     seconds = {f"{naming}::a": 3.0, f"{other}::b": 2.0, f"{other}::c": 1.0, f"{other}::d": 0.5}
@@ -155,7 +168,12 @@ def test_tests_are_chosen_that_begin_the_suite_of_a_mutant() -> None:
     covering = CoveringTests({naming: "", other: ""}, seconds, {name_suite_of(mutant): begun})
     assert covering.choose(mutant, 10) == [f"{naming}::a", f"{other}::c", f"{other}::b"]
     assert covering.choose(mutant, 5) == [f"{naming}::a", f"{other}::c"]
-    unknown = CoveringTests({naming: "", other: ""}, seconds)
+    of_folder = "tests/unit/sequence/test_call_guard.py::e"
+    covering.seconds[of_folder], covering.digests[of_folder.partition("::")[0]] = 6.0, ""
+    begun.append(of_folder)
+    assert covering.choose(mutant, 9.5) == [f"{naming}::a", of_folder]
+    assert covering.choose(mutant, 12.0) == [f"{naming}::a", f"{other}::c", of_folder, f"{other}::b"]
+    unknown = CoveringTests(covering.digests, seconds)
     assert unknown.choose(mutant, 10) == [f"{naming}::a"]
 
 

@@ -574,6 +574,30 @@ def test_readers_of_what_is_taken_back_are_void(how: str, is_active: bool) -> No
         assert manager.probe_reuse(input_tokens=PROMPT) == 0
 
 
+def test_slots_of_void_readers_wait_for_what_they_have_enqueued() -> None:
+    """Four slots, three of them the writer's. The reader's own block is free once the plan is taken back, and the next sequence, on another
+    stream, must wait before it writes there."""
+    device = SimulatedDevice(1)
+    config = config_of(num_slots=4)
+    with KVCacheManager(config, device=device) as manager:
+        engine = FakeEngine(config, device, raise_on_mismatch=False)
+        writer = plan(manager, PROMPT)
+        reader = begin(manager, [*PROMPT, 1])
+        engine.execute([Step(writer, PROMPT, []), Step(reader, [1], PROMPT)])
+        own = indices(reader)[3]
+        writer.suspend()
+        stream = device.create_stream()
+        other = manager.create_kv_cache()
+        assert other.resume(stream) and other.resize(4)
+        assert indices(other) == [own]
+        engine.execute([Step(other, [7, 8, 9], [])])
+        close_all(manager, other, reader, writer)
+        assert list(device.races) == []
+        engine.close()
+        device.destroy_stream(stream)
+    device.close()
+
+
 def test_what_was_committed_stays_valid() -> None:
     """Block 0 is confirmed, blocks 1 and 2 are taken back: 4 tokens are valid."""
     with manager_of() as manager:

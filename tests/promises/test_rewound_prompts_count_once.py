@@ -120,9 +120,11 @@ def test_what_a_disk_lost_is_missed_counted_and_logged(
     again.end()
 
 
-def test_a_page_that_is_lost_in_the_middle_leaves_the_hits_before_it(tmp_path: object) -> None:
+@pytest.mark.parametrize("windows", [(None,), (None, 16 * SIZE)], ids=str)
+def test_a_page_that_is_lost_in_the_middle_leaves_the_hits_before_it(tmp_path: object, windows: tuple[int | None, ...]) -> None:
+    """A page of the first layer group. The second one has a window that is longer than the prompt."""
     disk = LossyDisk()
-    config = durable_config(str(tmp_path))
+    config = durable_config(str(tmp_path), gpu_slots=32, windows=windows)
     first = Process(config, Files(disk))
     first.run(PROMPTS[0])
     first.end()
@@ -143,8 +145,8 @@ def test_a_page_that_is_lost_in_the_middle_leaves_the_hits_before_it(tmp_path: o
     assert prompts.missed_tokens == {MissCause.LOAD_FAILED: 12, MissCause.NOT_REMEMBERED: 1}
     assert again.manager.get_statistics().count_drops(DropReason.FAILURE) == 1
     # The page was counted when it was found to be lost; here the sequence has one block left, and has made four.
-    group = kv_cache.statistics.layer_groups[0]
-    assert (group.reused_full, group.reused_partial, group.missed) == (1, 0, 4)
+    for group in kv_cache.statistics.layer_groups:
+        assert (group.reused_full, group.reused_partial, group.missed) == (1, 0, 4)
     kv_cache.close()
     again.end()
 

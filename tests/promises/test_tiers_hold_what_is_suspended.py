@@ -99,8 +99,8 @@ def make_device(kind: str, seed: int = 0) -> Device:
 def test_with_all_levels_exactly_full_any_order_of_resuming_works(
     kind: str, lower: tuple[tuple[str, int], ...], tmp_path: Path
 ) -> None:
-    """Four sequences of 4 pages in 8 + 8 slots: each one onboarded swaps with one offloaded. What has come to a level and has not left it is
-    there, in the statistics too."""
+    """Four sequences of 4 pages in 8 + 8 slots: each one onboarded swaps with one offloaded. What has come to a level and has not left
+    it is there, in the statistics too."""
     for order in permutations(range(4)):
         with Bench(tiered_config(8, lower, str(tmp_path)), make_device(kind, sum(order[:2]))) as bench:
             sequences = [bench.suspended(number, 4 * TOKENS_PER_BLOCK) for number in range(4)]
