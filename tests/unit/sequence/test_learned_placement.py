@@ -108,7 +108,7 @@ class History:
         self.known[scope].update([tuple(self.latest_chat[: count * SIZE]) for count in range(1, num_blocks + 1)])
 
 
-@pytest.mark.parametrize("num_requests, answers", [(40, False), (400, False), (1400, False), (40, True), (300, True)])
+@pytest.mark.parametrize("num_requests, answers", [(40, False), (400, False), (2200, False), (40, True), (300, True)])
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("config", [apart, together])
 def test_places_and_prices_follow_the_rules(
