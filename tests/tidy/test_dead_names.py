@@ -10,6 +10,7 @@ FOR_USERS: Final = {
     "apply_kv_hints",
     "Float8Codec",
     "Int4Codec",
+    "LosslessCodec",
     "ManagedBlocks",
     "ManagedScheduler",
     "TieredConnector",
