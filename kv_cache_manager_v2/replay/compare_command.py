@@ -76,7 +76,7 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
         "stop reasons in the traces say",
     )  # fmt: skip
     parser.add_argument(
-        "--prior", type=_prior, metavar="PRIOR", help="a file of kvcm learn: what LEARNED knows at first (default: nothing)"
+        "--prior", metavar="PRIOR", help="a file of kvcm learn: what LEARNED knows at first (default: nothing)"
     )
     parser.add_argument(
         "--trace-block", type=to_positive, metavar="TOKENS",
@@ -111,6 +111,7 @@ def run_compare_command(options: argparse.Namespace, parser: argparse.ArgumentPa
         parser.error("--hints are for learned, which is not among --policies")
     if options.prior is not None and EvictionPolicy.LEARNED not in options.policies:
         parser.error("--prior is for learned, which is not among --policies")
+    options.prior = None if options.prior is None else _read_prior(parser, options.prior)
     if options.hints == RECORDED and len(options.workload) > 0:
         parser.error("--hints recorded is about a TRACE; a --workload has no stop reasons")
     require_writable(parser, "--json", options.json, *options.traces)
@@ -233,13 +234,11 @@ def _probability(text: str) -> float:
     return to_float_within(text, 0.0, 1.0, f"{text[:40]!r} is no probability from 0 to 1")
 
 
-def _prior(path: str) -> list[float]:
+def _read_prior(parser: argparse.ArgumentParser, path: str) -> list[float]:
     try:
         return decode_prior(Path(path).read_text(encoding="utf-8", errors="replace"), path)
-    except OSError as failure:
-        raise argparse.ArgumentTypeError(f"{path}: {failure.strerror}") from None
-    except ValueError as wrong:
-        raise argparse.ArgumentTypeError(str(wrong)) from None
+    except (OSError, ValueError) as wrong:
+        parser.error(f"--prior: {wrong}")
 
 
 def _hints(text: str) -> float | str:
