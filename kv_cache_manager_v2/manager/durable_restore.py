@@ -66,7 +66,7 @@ class DurableRestore:
     """``num_pages``, ``num_blocks``: what was restored. Made before the first sequence, and of no use after it."""
 
     __slots__ = (
-        "num_pages", "num_blocks", "state", "pages", "page_ids", "has_weights", "_shared", "_durable", "_nodes", "_blocks", "_twins",
+        "num_pages", "num_blocks", "state", "pages", "has_weights", "_shared", "_durable", "_nodes", "_blocks", "_twins",
         "_flags", "_pages_of", "_roots", "_planted", "_slot_mark", "_unbounded",
     )  # fmt: skip
 
@@ -76,8 +76,6 @@ class DurableRestore:
         self.state: Final[IndexState] = durable.folder.state
         self.pages = vec[i64]()
         """Ordinals of what is restored, in the order of the generations."""
-        self.page_ids = vec[i64]()
-        """Their rows."""
         self.has_weights = False
         """Whether what the policies had learned is restored."""
         self._shared: Final = shared
@@ -435,7 +433,6 @@ class DurableRestore:
         storage = self._shared.storage
         durable = self._durable
         index = durable.index * storage.num_pool_groups
-        page_ids = vec[i64]()
         for page in self.pages:
             block = self._blocks[self._twins[state.page_nodes[page]]]
             assert block is not None, "a kept block is not in the tree"
@@ -444,8 +441,6 @@ class DurableRestore:
             storage.queues[index + state.pool_group_of(page)].push_described(row, said & DESCRIPTION_MASK, said >> PASSED_SHIFT)
             storage.digest.record(SLOT, state.slots[page])
             durable.adopt(state, page)
-            page_ids = append(page_ids, row)
-        self.page_ids = page_ids
 
     def _uproot(self) -> None:
         """All is as it was before `run`, but for what the index says."""
