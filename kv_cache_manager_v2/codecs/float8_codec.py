@@ -26,8 +26,8 @@ _KINDS: Final = {"float32": 0, "float16": 1, "bfloat16": 2}
 class Float8Codec(ScaledCodec):
     """Half the bytes of float16 and bfloat16 pages, a quarter of float32, and two bytes for each scale.
 
-    A number ``x`` comes back within ``max(|x| / 16, m / 229376)``, where ``m`` is the largest finite magnitude of its run; infinities come
-    back finite, and no number stays none. Where ``m`` is under ``2**-121``, of float32 and bfloat16, numbers may come back as 0. A run per
+    A number ``x`` comes back within ``max(|x| / 16, m / 229376, 2**-127)``, where ``m`` is the largest finite magnitude of its run;
+    infinities come back finite, and no number stays none. A run per
     head and page is ``tokens_per_block * head_size`` numbers, where pages are heads of tokens. On a `CudaDevice` kernels do the same.
     """
 

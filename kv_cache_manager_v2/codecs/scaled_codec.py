@@ -1,7 +1,7 @@
 """Packing of numbers with one scale for each run of them: what `Float8Codec` and `Int4Codec` share.
 
 A packed buffer is the scales, two bytes each, then the codes. A scale is a small integer times a power of two, so that numbers come out
-that the page's type has exactly, and packing these again gives the same codes.
+that the page's type has exactly, and packing these again gives the same numbers.
 """
 
 from abc import abstractmethod
@@ -35,15 +35,16 @@ class ScaledCodec(NumpyCodec):
         if self._run % 2 != 0:
             raise ValueError(f"values_per_scale is {self._run}; it must be even, as codes may be half a byte")
         given = [] if roles is None else to_short_list(roles, "roles", _MOST_ROLES)
-        self._roles: Final = None if roles is None else [to_text(role, "one of roles") for role in given]
+        self._roles: Final = None if roles is None else sorted({to_text(role, "one of roles") for role in given})
+        if self._roles is not None and len(self._roles) == 0:
+            raise ValueError("roles is empty, so nothing would be packed: name some, leave it out for all, or give no codec")
 
     @property
     def is_lossless(self) -> bool:
         return False
 
     def _parameters(self) -> str:
-        roles = "all" if self._roles is None else ",".join(self._roles)
-        return f"{self._dtype} {self._run} {roles}"
+        return f"{self._dtype} {self._run} {'all' if self._roles is None else self._roles}"
 
     def packs(self, role: str) -> bool:
         return self._roles is None or role in self._roles

@@ -39,7 +39,7 @@ def decode_prior(text: object, name: str) -> list[float]:
     words = to_text(text, name).split()
     way_out = "make it anew with kvcm learn, or leave it out"
     if len(words) == 0 or words[0] != _MARK:
-        raise ValueError(f"{name} does not begin with {_MARK}: it is no text that kvcm learn has made; give that, not the name of its file")
+        raise ValueError(f"{name} does not begin with {_MARK}, as the text that kvcm learn writes does; {way_out}")
     if len(words) > 1 and words[1] != str(_VERSION):
         raise ValueError(f"{name} has version {words[1][:20]}, and this release reads version {_VERSION}; {way_out}")
     if len(words) > 2 and words[2] != str(NUM_PRIOR_WEIGHTS):

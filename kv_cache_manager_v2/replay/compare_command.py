@@ -4,13 +4,13 @@ import argparse
 import math
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 from .. import EvictionPolicy
 from ..config.learned_prior import decode_prior
 from ..config.manager_config import MAX_CACHE_TIERS
-from .block_requests import BlockRequests, read_blocks
+from .bad_input import BadInputError
+from .block_requests import BlockRequests, divide_blocks, read_blocks
 from .exit_codes import EXIT_BAD_INPUT, EXIT_OK
 from .generators import WORKLOAD_NAMES, make_workload
 from .interleaved_sessions import interleave
@@ -38,6 +38,8 @@ _DEFAULT_SIZES: Final = ("1%", "2%", "5%", "10%", "20%", "50%")
 _DEFAULT_NUM_REQUESTS: Final = 3_000
 DEFAULT_BLOCK_TOKENS: Final = 64
 _TOO_MANY: Final = 1_000_000_000
+_MOST_PRIOR: Final = 1 << 16
+"""Characters that are read of a prior, which has fewer."""
 POLICY_NAMES: Final = tuple([policy.value for policy in COMPARED])
 
 
@@ -75,9 +77,8 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
         help="tell LEARNED whether a later prompt goes on from each request, right with that probability, as 0.8; recorded: what the "
         "stop reasons in the traces say",
     )  # fmt: skip
-    parser.add_argument(
-        "--prior", metavar="PRIOR", help="a file of kvcm learn: what LEARNED knows at first (default: nothing)"
-    )
+    parser.add_argument("--prior", metavar="PRIOR", help="a file of kvcm learn: what LEARNED knows at first (default: nothing)")
+    add_block_option(parser)
     parser.add_argument(
         "--trace-block", type=to_positive, metavar="TOKENS",
         help="tokens per hash id of the traces (default: what the log says, or its format), or tokens per block of logs without hash ids "
@@ -111,10 +112,10 @@ def run_compare_command(options: argparse.Namespace, parser: argparse.ArgumentPa
         parser.error("--hints are for learned, which is not among --policies")
     if options.prior is not None and EvictionPolicy.LEARNED not in options.policies:
         parser.error("--prior is for learned, which is not among --policies")
-    options.prior = None if options.prior is None else _read_prior(parser, options.prior)
     if options.hints == RECORDED and len(options.workload) > 0:
         parser.error("--hints recorded is about a TRACE; a --workload has no stop reasons")
-    require_writable(parser, "--json", options.json, *options.traces)
+    require_writable(parser, "--json", options.json, *options.traces, options.prior)
+    options.prior = None if options.prior is None else _read_prior(options.prior)
     traces = open_traces(options, parser)
     if traces is None:
         return EXIT_BAD_INPUT
@@ -125,7 +126,7 @@ def run_compare_command(options: argparse.Namespace, parser: argparse.ArgumentPa
     results: list[SourceComparison] = []
     try:
         for source in traces:
-            read = read_trace(source, options)
+            read = read_trace(source, options, parser)
             if options.hints == RECORDED and read.recorded_hints.count(None) == len(read.recorded_hints):
                 parser.error(f"--hints recorded: no request of {source.path} has a stop reason that says whether its session goes on")
             results.append(_compare(read, options, progress))
@@ -164,9 +165,20 @@ def open_traces(options: argparse.Namespace, parser: argparse.ArgumentParser) ->
     return traces
 
 
-def read_trace(trace: TraceWorkload, options: argparse.Namespace) -> BlockRequests:
+def read_trace(trace: TraceWorkload, options: argparse.Namespace, parser: argparse.ArgumentParser) -> BlockRequests:
     in_order = None if options.sessions is None else interleave(trace.requests(), options.sessions)
-    return read_blocks(trace, options.trace_block or DEFAULT_BLOCK_TOKENS, in_order)
+    blocks = read_blocks(trace, options.trace_block or DEFAULT_BLOCK_TOKENS, in_order)
+    wanted = options.tokens_per_block
+    if wanted is not None and (blocks.block_tokens < wanted or blocks.block_tokens % wanted > 0):
+        parser.error(f"--tokens-per-block {wanted}: {trace.path} has blocks of {blocks.block_tokens} tokens, which is no multiple")
+    return blocks if wanted is None else divide_blocks(blocks, wanted)
+
+
+def add_block_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--tokens-per-block", type=to_positive, metavar="TOKENS",
+        help="as the manager has them: blocks of the traces are divided into such ones (default: as they are)",
+    )  # fmt: skip
 
 
 def _compare(blocks: BlockRequests, options: argparse.Namespace, progress: ReadProgress) -> SourceComparison:
@@ -234,11 +246,13 @@ def _probability(text: str) -> float:
     return to_float_within(text, 0.0, 1.0, f"{text[:40]!r} is no probability from 0 to 1")
 
 
-def _read_prior(parser: argparse.ArgumentParser, path: str) -> list[float]:
+def _read_prior(path: str) -> list[float]:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        text = file.read(_MOST_PRIOR)
     try:
-        return decode_prior(Path(path).read_text(encoding="utf-8", errors="replace"), path)
-    except (OSError, ValueError) as wrong:
-        parser.error(f"--prior: {wrong}")
+        return decode_prior(text, path)
+    except ValueError as wrong:
+        raise BadInputError(str(wrong)) from None
 
 
 def _hints(text: str) -> float | str:

@@ -9,9 +9,10 @@ from typing import Final
 
 from .. import EvictionPolicy
 from ..config.learned_prior import encode_prior
+from .bad_input import BadInputError
 from .block_cache import BlockCache
-from .block_requests import BlockRequests, divide_blocks
-from .compare_command import open_traces, read_trace, sizes_for, to_sizes
+from .block_requests import BlockRequests
+from .compare_command import add_block_option, open_traces, read_trace, sizes_for, to_sizes
 from .exit_codes import EXIT_BAD_INPUT, EXIT_OK
 from .option_values import require_writable, to_positive
 from .read_progress import ReadProgress
@@ -38,10 +39,7 @@ def add_learn_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trace-block", type=to_positive, metavar="TOKENS", help="tokens per hash id of the traces, as for compare-policies"
     )
-    parser.add_argument(
-        "--tokens-per-block", type=to_positive, metavar="TOKENS",
-        help="as the manager has them: blocks of the traces are divided into such ones (default: as they are)",
-    )  # fmt: skip
+    add_block_option(parser)
     parser.add_argument("--quiet", action="store_true", help="no progress")
 
 
@@ -55,14 +53,12 @@ def run_learn_command(options: argparse.Namespace, parser: argparse.ArgumentPars
     weights: list[float] | None = None
     try:
         for trace in traces:
-            blocks = read_trace(trace, options)
-            wanted = options.tokens_per_block
-            if wanted is not None and (blocks.block_tokens < wanted or blocks.block_tokens % wanted > 0):
-                parser.error(f"--tokens-per-block {wanted}: {trace.path} has blocks of {blocks.block_tokens} tokens, which is no multiple")
-            weights = _learn(blocks if wanted is None else divide_blocks(blocks, wanted), options.blocks, weights, progress)
+            weights = _learn(read_trace(trace, options, parser), options.blocks, weights, progress)
     finally:
         progress.stop()
     assert weights is not None, "there is no trace, or no size"
+    if not any(weights):
+        raise BadInputError("nothing was learned, nothing is written: no block of these requests could have come back; give longer logs")
     if options.output == "-":
         sys.stdout.write(encode_prior(weights))
     else:

@@ -91,7 +91,7 @@ def test_an_exact_request_takes_nothing_that_was_packed_with_loss() -> None:
         # Computed by the exact request, they took the place of those from the store.
         with second.manager.create_kv_cache(input_tokens=TEXT, exact=True) as kv_cache:
             assert kv_cache.num_committed_tokens == len(TEXT) and kv_cache.match_info.lossy_tokens == 0
-        # A page that came from the store is packed to the same bytes again, so it may be stored.
+        # A page that came from the store packed again comes back the same, so it may be stored.
         second.drain()
 
 

@@ -60,8 +60,11 @@ def test_the_error_is_as_stated(codec: ScaledCodec) -> None:
     # The smallest numbers that the types have normally: below them a scale cannot fall.
     least = 2.0**-24 if dtype == "float16" else 2.0**-126
     share = np.where(most < (2.0**-17 if dtype == "float16" else 2.0**-119), 7, 13)
-    bound = np.maximum(np.abs(before) / 16, most / 229376) if isinstance(codec, Float8Codec) else most / share
-    assert (np.abs(after - before) <= np.maximum(bound, least)).all()
+    if isinstance(codec, Float8Codec):
+        bound = np.maximum(np.maximum(np.abs(before) / 16, most / 229376), 2.0**-127)
+    else:
+        bound = np.maximum(most / share, least)
+    assert (np.abs(after - before) <= bound).all()
     assert (np.abs(after - before) > 0).mean() > 0.5
 
 
@@ -104,6 +107,8 @@ def test_a_packed_page_is_scales_codes_and_what_is_kept() -> None:
 def test_names_say_what_is_in_a_page() -> None:
     names = {codec.identity for codec in codecs()} | {Int4Codec("float16", 64).identity, Float8Codec("float16", RUN, ["key"]).identity}
     assert len(names) == 8
+    one, two, three = (Int4Codec("float16", RUN, roles).identity for roles in (["key", "rope"], ["rope", "key", "key"], ["key,rope"]))
+    assert one == two != three and Int4Codec("float16", RUN, ["all"]).identity != Int4Codec("float16", RUN).identity
     assert not any(codec.is_lossless for codec in codecs())
 
 
@@ -116,6 +121,7 @@ def test_names_say_what_is_in_a_page() -> None:
         (("float16", 3), ValueError, "must be even"),
         (("float16", RUN, "key"), TypeError, "roles must be a sequence"),
         (("float16", RUN, [3]), TypeError, "one of roles"),
+        (("float16", RUN, []), ValueError, "roles is empty"),
     ],
 )
 def test_wrong_arguments_are_named(arguments: Sequence[Any], error: type[Exception], text: str) -> None:

@@ -50,7 +50,7 @@ def test_a_version_is_what_weights_mean() -> None:
     ("wrong", "words"),
     [
         ("", "does not begin with kvcm-prior"),
-        ("weights.prior", "give that, not the name of its file"),
+        ("weights.prior", "as the text that kvcm learn writes does"),
         ("kvcm-prior", "was cut or changed"),
         (write(version=2), "version 2, and this release reads version 1; make it anew with kvcm learn"),
         (write(count=99), "has 99 weights, and a model of this release has 2048"),

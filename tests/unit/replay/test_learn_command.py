@@ -85,6 +85,8 @@ def test_what_cannot_be_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "that is the input" in capsys.readouterr().err
     assert main(["learn", str(tmp_path / "none"), "-o", str(tmp_path / "x"), "--quiet"]) == EXIT_BAD_INPUT
     assert "No such file" in capsys.readouterr().err
+    assert main(["learn", log, "--limit", "1", "-o", str(tmp_path / "x"), "--quiet"]) == EXIT_BAD_INPUT
+    assert "nothing was learned" in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
 
 
@@ -99,6 +101,18 @@ def test_a_comparison_begins_with_it(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert found[0]["lru"] == found[1]["lru"] and found[0]["learned"] < found[1]["learned"]
     assert main(["compare-policies", log, "--prior", str(target), "--policies", "lru"]) == EXIT_USAGE
     assert "--prior is for learned" in capsys.readouterr().err
+    assert main(["compare-policies", log, "--prior", str(target), "--json", str(target)]) == EXIT_USAGE
+    assert "that is the input" in capsys.readouterr().err
     target.write_text(target.read_text(encoding="utf-8")[:-50], encoding="utf-8")
-    assert main(["compare-policies", log, "--prior", str(target)]) == EXIT_USAGE
-    assert f"{target} was cut or changed" in capsys.readouterr().err
+    for prior, words in ((target, f"{target} was cut or changed"), (tmp_path / "none", "none: No such file"), ("/dev/zero", "begin with")):
+        assert main(["compare-policies", log, "--prior", str(prior)]) == EXIT_BAD_INPUT
+        assert words in capsys.readouterr().err
+
+
+def test_a_comparison_divides_blocks_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = write_log(tmp_path / "log.jsonl")
+    found = []
+    for more in (["--blocks", "12"], ["--blocks", "192", "--tokens-per-block", "32"]):
+        assert main(["compare-policies", log, "--policies", "lru", "--json", "-", "--quiet", *more]) == EXIT_OK
+        found.append(json.loads(capsys.readouterr().out)["sources"][0]["rows"][0]["hit_rates"])
+    assert found[0] == found[1]

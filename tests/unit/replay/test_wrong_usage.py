@@ -67,8 +67,6 @@ WRONG = {
     "compare-policies t --levels 3,5 --min-reuse-probability nan": "'nan' is no probability from 0 to 1",
     "compare-policies t --hints 1.1": "no accuracy from 0 to 1", "compare-policies t --hints nan": "no accuracy from 0 to 1",
     "compare-policies t --hints often": "say 0.8, or recorded", "compare-policies t --hints 0.8 --policies lru,arc": "not among --policies",
-    "compare-policies t --prior /no/such/file": "--prior: [Errno 2] No such file",
-    "compare-policies t --prior /dev/null": "does not begin with",
     "learn": "the following arguments are required", "learn t": "-o/--output", "learn t -o /no/such/folder/x": "there is no such folder",
     "learn t -o x --blocks 0": "'0' is no number of blocks", "learn t -o x --tokens-per-block 0": "argument --tokens-per-block: ",
     "compare-policies t --hints recorded --workload chat": "has no stop reasons",
