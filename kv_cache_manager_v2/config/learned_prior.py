@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Final
 
-from ..base.checks import to_text
+from ..base.checks import shown, to_text
 
 NUM_PRIOR_WEIGHTS: Final = 2048
 _MARK: Final = "kvcm-prior"
@@ -36,10 +36,10 @@ def _sum_up(data: bytes) -> str:
 
 def decode_prior(text: object, name: str) -> list[float]:
     """The weights. `TypeError`, `ValueError` for what `encode_prior` of this version has not made; they call it ``name``."""
-    words = to_text(text, name).split()
+    words = (given := to_text(text, name)).split()
     way_out = "make it anew with kvcm learn, or leave it out"
     if len(words) == 0 or words[0] != _MARK:
-        raise ValueError(f"{name} does not begin with {_MARK}, as the text that kvcm learn writes does; {way_out}")
+        raise ValueError(f"{name} is {shown(given[:40])}, no text of kvcm learn, which begins with {_MARK}; {way_out}")
     if len(words) > 1 and words[1] != str(_VERSION):
         raise ValueError(f"{name} has version {words[1][:20]}, and this release reads version {_VERSION}; {way_out}")
     if len(words) > 2 and words[2] != str(NUM_PRIOR_WEIGHTS):

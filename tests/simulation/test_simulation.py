@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import kv_cache_manager_v2
-from kv_cache_manager_v2 import DiskCacheTierConfig, ModelId, RetentionConfig, TokenRangeRetention
+from kv_cache_manager_v2 import DiskCacheTierConfig, KVCacheManagerConfig, ModelId, RetentionConfig, TokenRangeRetention
 from kv_cache_manager_v2.base.ids import PageIndexMode
 from kv_cache_manager_v2.config.config_value import ConfigValue
 from kv_cache_manager_v2.config.layer_config import AttentionLayerConfig
@@ -75,6 +75,7 @@ def test_seeds_differ_in_what_they_configure() -> None:
 
 
 NOT_DRAWN = {
+    KVCacheManagerConfig: {"learned_prior"},  # by tests/property/test_any_configuration_serves.py
     DiskCacheTierConfig: {"path", "durable", "model_id", "more_paths", "read_only"},  # by worlds over several processes: restarts.py
     ModelId: {field.name for field in dataclasses.fields(ModelId)},  # names a durable level, and what a store shares
     RetentionConfig: {field.name for field in dataclasses.fields(RetentionConfig)},  # given with a call: hints.py

@@ -49,8 +49,8 @@ def test_a_version_is_what_weights_mean() -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ("", "does not begin with kvcm-prior"),
-        ("weights.prior", "as the text that kvcm learn writes does"),
+        ("", "is '', no text of kvcm learn, which begins with kvcm-prior"),
+        ("weights.prior", "is 'weights.prior', no text of kvcm learn"),
         ("kvcm-prior", "was cut or changed"),
         (write(version=2), "version 2, and this release reads version 1; make it anew with kvcm learn"),
         (write(count=99), "has 99 weights, and a model of this release has 2048"),
