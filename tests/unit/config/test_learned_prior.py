@@ -40,7 +40,7 @@ def test_a_configuration_keeps_it() -> None:
 
 
 def test_a_version_is_what_weights_mean() -> None:
-    """Weights of one version are read by all releases that have it: whoever changes these raises the version."""
+    """Weights of one version are read by all releases that have it, so a change of these is a new version."""
     assert TEXT.startswith(f"kvcm-prior 1 {NUM_PRIOR_WEIGHTS} ")
     assert EDGES == (0, 1, 2, 3, 4, 5, 8, 11, 15, 21, 29, 40, 57, 114, 228)
     assert FEATURE_SHIFTS == (0, 3, 7, 11, 15, 19, 20, 24, 26) and FEATURE_LEVELS == (7, 16, 16, 16, 16, 2, 16, 4, 2)
