@@ -68,11 +68,12 @@ def test_the_module_without_a_command_replays(capsys: pytest.CaptureFixture[str]
     assert json.loads(capsys.readouterr().out)["requests"] == 2
 
 
-@pytest.mark.parametrize("command", ["replay", "rerun", "plan", "inspect", "compare-policies"])
+@pytest.mark.parametrize("command", ["replay", "rerun", "plan", "inspect", "compare-policies", "convert", "selftest"])
 def test_every_command_is_one_of_the_module(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Else it would be taken for the name of a trace."""
-    assert main(["--help"]) == 0
-    assert f"\n    {command}" in capsys.readouterr().out
+    for call in ([], ["--help"]):
+        assert main(call) == 0
+        assert f"\n    {command}" in capsys.readouterr().out
     assert replay_main([command, "--help"]) == 0
     assert f"usage: kvcm {command} " in capsys.readouterr().out
 
@@ -108,3 +109,10 @@ def test_the_package_is_the_same_program() -> None:
         for module in ("kv_cache_manager_v2", "kv_cache_manager_v2.replay")
     ]
     assert ran[0].returncode == 0 and ran[0].stdout == ran[1].stdout != ""
+
+
+def test_selftest_has_a_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["selftest"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["version", "packages", "device", "replay", "verdict"]
+    assert "8 requests" in lines[3] and "read back, all right" in lines[3] and "all is well" in lines[4]

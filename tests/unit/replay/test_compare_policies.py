@@ -195,7 +195,7 @@ def test_the_command_on_made_workloads(tmp_path: Path, capsys: pytest.CaptureFix
     sources = json.loads(report.read_text())["sources"]
     assert [source["name"] for source in sources] == [f"{name}, seed 0" for name in WORKLOAD_NAMES]
     for source in sources:
-        assert source["name"] in output
+        assert source["name"] in output and source["block_tokens"] == 64
         for row in source["rows"]:
             rates = row["hit_rates"]
             assert set(POLICY_NAMES) <= set(rates)

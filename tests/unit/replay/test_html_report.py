@@ -71,7 +71,7 @@ def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
         assert f'id="{plot}"' in text
     assert re.findall(r"""<script|(?:src|href)=["'](?!data:)|@import""", text) == []
     assert 'name="viewport"' in text
-    assert len(text) < 1_000_000
+    assert len(text) < 1_000_000 and "prefers-color-scheme: dark" in text
     # Three sentences, two pictures, tables.
     assert re.findall(r"<(?:p>|svg id|table)", text)[:6] == ["<p>", "<p>", "<p>", "<svg id", "<p>", "<svg id"]
     assert all(use in re.findall(r' id="([^"]+)"', text) for use in re.findall(r"url\(#([^)]+)\)", text))

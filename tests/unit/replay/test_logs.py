@@ -358,6 +358,9 @@ BAD_LINES: dict[str, tuple[bytes, bytes, str]] = {
     "azure": (AZURE, b"yesterday,1,2\n", "TIMESTAMP is 'yesterday'"),
     "batch": (LOGS["batch"][0], jsonl({"body": 5}), "body is 5, not an object"),
     "custom": (LOGS["custom"][0], jsonl({"prompt": ""}), "the prompt is empty"),
+    "no messages": (LOGS["custom"][0], jsonl({"messages": 5}), "messages is 5, not a list or a string"),
+    "cut line": (LOGS["mooncake"][0], b'{"hash_ids": [1, 2\n', "not JSON: "),
+    "no object": (LOGS["mooncake"][0], b"[1, 2, 3]\n", "a JSON list where an object with timestamp"),
     "tokens": (LOGS["tokens"][0], jsonl({"prompt_token_ids": [1, "x"]}), "prompt_token_ids[1] is 'x', not a token id"),
 }
 

@@ -1,8 +1,12 @@
 """Why prompt tokens were missed: a replay knows what was published, so it tells new tokens from forgotten ones."""
 
+import json
+
+import pytest
 from unit.replay.serving import BYTES_PER_BLOCK, replay, request_of
 
 from kv_cache_manager_v2 import MissCause, PromptStatistics
+from kv_cache_manager_v2.replay.cli import main
 from kv_cache_manager_v2.replay.decoding import Decoding
 from kv_cache_manager_v2.replay.prompt_misses import MISS_MEANINGS, count_misses, words_of
 from kv_cache_manager_v2.replay.report_rows import plain_report
@@ -71,3 +75,16 @@ def test_every_cause_has_a_word_with_a_meaning_in_the_table() -> None:
 
 def one_at_a_time() -> ServingLimits:
     return ServingLimits(max_running=1)
+
+
+def test_what_is_reusable_is_a_property_of_the_log(capsys: pytest.CaptureFixture[str]) -> None:
+    """However many requests run at once; and in memory without bounds nothing is forgotten."""
+    reusable = []
+    for max_running in ("1", "64"):
+        arguments = ["--workload", "shared-prompt", "--limit", "30", "--max-running", max_running, "--memory", "unlimited"]
+        assert main(["replay", *arguments, "--json", "-", "--quiet"]) == 0
+        report = json.loads(capsys.readouterr().out)
+        assert report["hit_tokens"] + sum(report["missed_tokens"].values()) == report["prompt_tokens"]
+        assert report["missed_tokens"].get("forgotten", 0) == 0
+        reusable.append(report["reusable_tokens"])
+    assert reusable[0] == reusable[1] > 0

@@ -1,4 +1,4 @@
-"""`CallGuard`: what a dropped handle leaves to the next call, what an interruption leaves, and how other threads look past the calls."""
+"""`CallGuard`: how other threads look past the calls, and what one thread alone cannot show. (The rest: `test_call_guard_rules.py`.)"""
 
 import threading
 
@@ -8,7 +8,6 @@ from kv_cache_manager_v2.base.change_count import ChangeCount
 from kv_cache_manager_v2.base.errors import BusyError, CorruptedError, LogicError
 from kv_cache_manager_v2.journal.call_records import CallRecords
 from kv_cache_manager_v2.sequence.call_guard import Abandoned, CallGuard, Reading, SnapshotPublisher
-from kv_cache_manager_v2.testing import SimulatedDevice
 
 
 class Dropped(Abandoned):
@@ -24,19 +23,6 @@ class Dropped(Abandoned):
         if error is not None:
             raise error
         self.num_closed += 1
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError(), OSError("a callback's")])
-def test_an_interrupted_look_leaves_the_guard_free(error: BaseException) -> None:
-    guard = CallGuard(ChangeCount(), CallRecords())
-    dropped = Dropped(error)
-    guard.add_abandoned(dropped)
-    with pytest.raises(type(error)), guard:
-        pass
-    assert not guard.is_broken and not guard.is_idle, "it still has something to close"
-    with guard:
-        assert dropped.num_closed == 1
-    assert guard.is_idle
 
 
 class HalfDone(Abandoned):
@@ -110,36 +96,6 @@ def test_a_look_during_a_call_is_refused_and_gets_a_snapshot() -> None:
     assert publisher.number == 1, "it is made when it is asked for"
 
 
-def raise_inside(error: Exception) -> None:
-    """As a module of the library raises it."""
-    device = SimulatedDevice(1)
-    device.faults.fail("record", 1, error)
-    device.record_event(device.default_stream())
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), AssertionError("the caller's own"), LogicError("shut down")])
-def test_a_look_that_raises_lets_others_go_on(error: Exception) -> None:
-    guard = CallGuard(ChangeCount(), CallRecords())
-    with pytest.raises(type(error)), guard.readers, Reading(guard):
-        raise error
-    assert not guard.is_broken
-    with guard:
-        pass
-    assert guard.is_idle
-
-
-def test_an_assertion_of_the_library_breaks_and_one_of_the_caller_does_not() -> None:
-    guard = CallGuard(ChangeCount(), CallRecords())
-    with pytest.raises(AssertionError, match="the caller's own"), guard:
-        raise AssertionError("the caller's own")
-    assert not guard.is_broken and guard.is_idle
-    with pytest.raises(CorruptedError, match="the tree is no tree"), guard.readers, Reading(guard):
-        raise_inside(AssertionError("the tree is no tree"))
-    assert guard.is_broken
-    with pytest.raises(CorruptedError, match="the tree is no tree"), guard:
-        pass
-
-
 def test_no_call_begins_once_it_is_shut_down() -> None:
     """Also while a thread looks: that one ends as it would have."""
     guard = CallGuard(ChangeCount(), CallRecords())
@@ -151,18 +107,6 @@ def test_no_call_begins_once_it_is_shut_down() -> None:
             raise AssertionError("a call began")
         with pytest.raises(LogicError, match="shut down"):
             guard.begin_reading()
-
-
-def test_an_interrupted_look_is_not_taken_for_one_that_goes_on() -> None:
-    """As if Ctrl-C had come between the lock and the door."""
-    guard = CallGuard(ChangeCount(), CallRecords())
-    with guard.readers:
-        guard.begin_reading()
-    with guard:
-        pass
-    assert guard.is_idle
-    with guard.readers, Reading(guard):
-        pass
 
 
 def test_calls_inside_a_look_of_the_same_thread_are_refused() -> None:
@@ -224,21 +168,3 @@ def test_a_call_and_a_handle_without_door_wait_for_a_look_that_closes() -> None:
     for thread in threads:
         thread.join()
     assert order[0] == "closed" and len(order) == 3
-
-
-def test_a_handle_that_is_dropped_after_a_call_hinders_no_look() -> None:
-    guard = CallGuard(ChangeCount(), CallRecords())
-    for _ in range(2):
-        guard.add_abandoned(Dropped(None))
-        with guard.readers, Reading(guard):
-            pass
-        with guard:
-            pass
-
-
-def test_a_foreign_guard_refuses_the_next_call() -> None:
-    """In a forked process every call is refused, the first one too."""
-    guard = CallGuard(ChangeCount(), CallRecords())
-    guard.become_foreign()
-    with pytest.raises(LogicError, match="a fork of process"), guard:
-        pass

@@ -5,7 +5,7 @@ from random import Random
 from threading import Lock
 
 import pytest
-from unit.sequence.test_call_guard import Counted, Dropped, raise_inside
+from unit.sequence.test_call_guard import Counted, Dropped
 
 from kv_cache_manager_v2 import is_compiled
 from kv_cache_manager_v2.base.change_count import ChangeCount
@@ -13,9 +13,17 @@ from kv_cache_manager_v2.base.errors import CorruptedError, LogicError
 from kv_cache_manager_v2.device.stream_order import StreamOrder
 from kv_cache_manager_v2.journal.call_records import CallRecords
 from kv_cache_manager_v2.sequence.call_guard import CallGuard, Reading, StateChecker
+from kv_cache_manager_v2.testing import SimulatedDevice
 from unit.device.test_stream_order_calls import RecordingDevice
 
 MIDDLE = "a call was interrupted in the middle of a change: "
+
+
+def raise_inside(error: Exception) -> None:
+    """As a module of the library raises it."""
+    device = SimulatedDevice(1)
+    device.faults.fail("record", 1, error)
+    device.record_event(device.default_stream())
 
 
 class Checker(StateChecker):
