@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 from random_calls import drive
 from small_models import config_of, manager_of
 
-from kv_cache_manager_v2 import Device, HostDevice, KVCacheManager, LogicError, ReuseScope, SwaScratchReuseConfig
+from kv_cache_manager_v2 import Device, GpuCacheTierConfig, HostDevice, KVCacheManager, LogicError, ReuseScope, SwaScratchReuseConfig
+from kv_cache_manager_v2.config.learned_prior import NUM_PRIOR_WEIGHTS, encode_prior
 from kv_cache_manager_v2.testing.journal_reader import JournalError
 from kv_cache_manager_v2.replay.cli import main
 from kv_cache_manager_v2.replay.rerun import RerunMismatch, rerun
@@ -42,6 +44,22 @@ def test_rerun_makes_the_same_decisions(tmp_path: Path, seed: int, scratch: bool
     result = rerun(path, HostDevice(), check_invariants=seed == 0)
     assert result.digest == digest and result.num_digests >= 1
     assert main(["rerun", str(path)]) == 0
+
+
+def test_what_learned_knew_at_first_is_in_the_journal(tmp_path: Path) -> None:
+    """The same calls decide otherwise without it, so a journal without it could not run again."""
+    digests: set[bytes] = set()
+    for name, prior in (("without", None), ("with", encode_prior([(number % 9 - 4) / 2 for number in range(NUM_PRIOR_WEIGHTS)]))):
+        path = tmp_path / name
+        config = config_of([None, 8], num_slots=60)
+        config = replace(config, cache_tiers=[GpuCacheTierConfig(config.cache_tiers[0].quota)], learned_prior=prior)
+        with KVCacheManager(config, device=HostDevice(), journal=path) as manager:
+            drive(manager, 5, NUM_CALLS)
+            digest = manager.state_digest()
+        result = rerun(path, HostDevice())
+        assert result.digest == digest and result.num_digests >= 1
+        digests.add(digest)
+    assert len(digests) == 2
 
 
 @pytest.mark.parametrize("seed", range(3))
