@@ -21,7 +21,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from ..base.package_log import PackageLog
 from .vllm_groups import TIERED, list_connectors, require_supported
 from .vllm_manager import PagedKVCacheManager
-from .vllm_options import read_options
+from .vllm_options import find_call_tokens, read_options
 from .vllm_tiers import read_sizes
 
 __all__ = ["ManagedScheduler", "require_version"]
@@ -61,6 +61,7 @@ class ManagedScheduler(Scheduler):
             policy=policy,
             tiers=tiers,
             num_workers=vllm_config.parallel_config.world_size if tiers else 0,
+            call_tokens=find_call_tokens(getattr(self.structured_output_manager, "tokenizer", None)),
         )
         if self.connector is not None:
             self.connector.bind_kv_cache_manager(self.kv_cache_manager)

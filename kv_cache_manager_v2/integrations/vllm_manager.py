@@ -21,6 +21,7 @@ from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys, to_event_extra_keys
 from vllm.v1.kv_cache_interface import KVCacheConfig, get_kv_cache_spec_kind, get_kv_cache_spec_sliding_window
 from vllm.v1.metrics.stats import PrefixCacheStats
+from vllm.v1.request import RequestStatus
 
 from ..base.errors import LogicError
 from ..base.ids import TokenIdExt
@@ -64,7 +65,7 @@ class BlockIds(KVCacheBlocks):
 class _Running:
     """A request that has pages."""
 
-    __slots__ = ("awaits_load", "kv_cache", "num_announced", "num_matched", "quiet_end")
+    __slots__ = ("awaits_load", "continues", "kv_cache", "num_announced", "num_matched", "quiet_end")
 
     def __init__(self, kv_cache: KVCache, num_matched: int) -> None:
         self.kv_cache: Final = kv_cache
@@ -72,6 +73,8 @@ class _Running:
         """Blocks that the request found computed."""
         self.awaits_load = False
         """Whether a connector has yet to bring what the request counts as computed."""
+        self.continues: bool | None = None
+        """For `KVCache.close`, once it has ended."""
         self.num_announced = 0
         """Blocks whose ids the workers know."""
         self.quiet_end = 0
@@ -103,7 +106,7 @@ class _Group:
 class PagedKVCacheManager(KVCacheManager):
     """Made by `ManagedScheduler`. The methods are those of vLLM's class, and mean what they mean there.
 
-    ``shares_in_step``: off where a step's request may be preempted before the step has run.
+    ``shares_in_step``: off where a step's request may be preempted before the step has run. ``call_tokens``: of `find_call_tokens`.
     """
 
     def __init__(
@@ -123,6 +126,7 @@ class PagedKVCacheManager(KVCacheManager):
         policy: EvictionPolicy = EvictionPolicy.LEARNED,
         tiers: Sequence[int] = (),
         num_workers: int = 0,
+        call_tokens: frozenset[int] = frozenset(),
     ) -> None:
         self.max_model_len = max_model_len
         self.enable_caching = enable_caching
@@ -144,6 +148,7 @@ class PagedKVCacheManager(KVCacheManager):
         self._states: Final = find_states(kv_cache_config)
         """Of recurrent layers. A step reads a state before any request of the step has written one, so that none is shared within it."""
         self._shares_in_step: Final = shares_in_step and not self._states
+        self._call_tokens: Final = call_tokens
         self._running: Final[dict[str, _Running]] = {}
         self._planned: list[tuple[_Running, Any, int]] = []
         """Requests with planned blocks, in the order of their planning: a reader comes behind its writer. The number is where they end."""
@@ -364,12 +369,15 @@ class PagedKVCacheManager(KVCacheManager):
         self._planned = [planned for planned in self._planned if planned[0] is not running]
         if self.enable_caching and not running.awaits_load:
             self._commit(running, request, request.num_computed_tokens)
+        if request.status == RequestStatus.FINISHED_STOPPED:
+            # What was cut off or aborted says nothing: vLLM aborts requests at a stop string, agents among them.
+            running.continues = not self._call_tokens.isdisjoint(request.output_token_ids)
         return [running]
 
     def free_blocks(self, blocks: Iterable[_Running]) -> None:
         """As of vLLM's block pool."""
         for running in blocks:
-            running.kv_cache.close()
+            running.kv_cache.close(running.continues)
 
     def get_blocks(self, request_id: str) -> KVCacheBlocks:
         running = self._running.get(request_id)

@@ -8,6 +8,7 @@ rank's number. ``"kvcm_eviction_policy": "lru"`` evicts by recency, as vLLM does
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 from ..base.missing_package import missing_package
@@ -20,6 +21,8 @@ JOURNAL: Final = "kvcm_journal"
 PORT: Final = "kvcm_metrics_port"
 POLICY: Final = "kvcm_eviction_policy"
 POLICIES: Final = {policy.value: policy for policy in EvictionPolicy}
+_CALLS: Final = re.compile(r"(tool|function).?call|<\|(call|eom|eom_id|python_tag|action_start)\|>", re.IGNORECASE)
+"""Names of tokens that models write around a call of a tool, or after it."""
 
 
 def read_options(vllm_config: Any) -> tuple[str | None, int | None, EvictionPolicy]:
@@ -40,6 +43,15 @@ def read_options(vllm_config: Any) -> tuple[str | None, int | None, EvictionPoli
     is_parallel = parallel.data_parallel_size > 1
     path = f"{path}.{rank}" if is_parallel and path is not None else path
     return path, None if port is None else port + rank, POLICIES[policy]
+
+
+def find_call_tokens(tokenizer: Any) -> frozenset[int]:
+    """Ids of the tokens that stand in an answer which calls a tool, by their names. None of a tokenizer that has, or tells, no names."""
+    try:
+        names = dict(tokenizer.get_added_vocab())
+    except Exception:
+        return frozenset()
+    return frozenset(number for name, number in names.items() if isinstance(name, str) and _CALLS.search(name) and type(number) is int)
 
 
 class Metrics:

@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("vllm")
 
 import torch  # noqa: E402
-from integrations.vllm_scheduling import GEMMA, HYBRID, Engine, Shape, make_scheduler  # noqa: E402
+from integrations.vllm_scheduling import CALL_TOKEN, GEMMA, HYBRID, Engine, Shape, make_scheduler  # noqa: E402
 from kv_cache_manager_v2 import EvictionPolicy, LogicError  # noqa: E402
 from kv_cache_manager_v2.integrations.vllm import ManagedScheduler  # noqa: E402
 from kv_cache_manager_v2.integrations.vllm_groups import KINDS, POOL_USERS, find_window, require_supported  # noqa: E402
@@ -248,6 +248,34 @@ def test_a_freed_request_is_found_again(calls: Calls) -> None:
     calls.manager.free(request)
     assert calls.manager.usage == 0 and calls.found(TEXT) == 96
     calls.manager.free(request)
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "continues"),
+    [
+        (RequestStatus.FINISHED_STOPPED, [1, CALL_TOKEN, 2], True),
+        (RequestStatus.FINISHED_STOPPED, [1, CALL_TOKEN + 1], False),
+        (RequestStatus.FINISHED_STOPPED, [], False),
+        (RequestStatus.FINISHED_LENGTH_CAPPED, [1, CALL_TOKEN, 2], None),
+        (RequestStatus.FINISHED_ABORTED, [1, 2], None),
+        (RequestStatus.RUNNING, [1, CALL_TOKEN], None),
+    ],
+)
+def test_the_cache_is_told_whether_a_request_has_called_a_tool(
+    calls: Calls, status: RequestStatus, answer: list[int], continues: bool | None
+) -> None:
+    """A request that runs is freed where it is preempted. What stands in a prompt is no call."""
+    request = calls.request("one", [*TEXT, CALL_TOKEN])
+    calls.run(request)
+    request.append_output_token_ids(answer)
+    request.status = status
+    (running,) = calls.manager.pop_blocks_for_free(request)
+    assert running.continues is continues
+    told: list[bool | None] = []
+    calls.manager.free_blocks([SimpleNamespace(kv_cache=SimpleNamespace(close=told.append), continues=running.continues)])
+    assert told == [continues]
+    calls.manager.free_blocks([running])
+    assert calls.manager.usage == 0
 
 
 def test_new_requests_leave_what_is_reserved() -> None:

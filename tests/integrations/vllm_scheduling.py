@@ -38,6 +38,8 @@ MODEL = {
     "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 1024, "max_position_embeddings": 1 << 20, "torch_dtype": "bfloat16",
 }  # fmt: skip
 """What vLLM is told that it serves. Schedulers look at none of it."""
+CALL_TOKEN = 5000
+"""Of the tokenizer: what an answer has that calls a tool."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +172,10 @@ def make_scheduler(shape: Shape, name: str) -> Engine:
         from kv_cache_manager_v2.integrations.vllm import ManagedScheduler as kind
 
         config.scheduler_config.scheduler_cls = kind
-    structured = SimpleNamespace(accept_tokens=lambda request, tokens: True, validate_tokens=lambda request, tokens: tokens)
+    structured = SimpleNamespace(
+        accept_tokens=lambda request, tokens: True, validate_tokens=lambda request, tokens: tokens,
+        tokenizer=SimpleNamespace(get_added_vocab=lambda: {"<tool_call>": CALL_TOKEN, "<|im_end|>": CALL_TOKEN + 1}),
+    )  # fmt: skip
     scheduler = kind(config, cache_config, structured, shape.block_size, log_stats=True)
     # The model takes no images, but requests may have some.
     scheduler.max_num_encoder_input_tokens = shape.max_step_tokens
@@ -178,4 +183,4 @@ def make_scheduler(shape: Shape, name: str) -> Engine:
     return Engine(scheduler, config, cache_config, hasher, shape)
 
 
-__all__ = ["GEMMA", "HYBRID", "Engine", "Shape", "make_scheduler"]
+__all__ = ["CALL_TOKEN", "GEMMA", "HYBRID", "Engine", "Shape", "make_scheduler"]
