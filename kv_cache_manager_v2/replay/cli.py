@@ -65,8 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if output is None:
         return _say("there is no standard output")
     if isinstance(output, io.TextIOWrapper):
-        # Names of files may have what its encoding does not.
-        output.reconfigure(errors="backslashreplace")
+        # Names of files may have what its encoding does not. What argparse writes is checked when it is flushed, by `_flush` alone.
+        output.reconfigure(errors="backslashreplace", write_through=False)
     return _flush(_run(argv))
 
 

@@ -222,8 +222,9 @@ def to_sizes(text: str) -> list[str]:
             value = math.inf
         if not value > 0.0:
             raise argparse.ArgumentTypeError(f"{part!r} is no number of blocks; say 5000, or 10% of the working set")
-        if value >= _TOO_MANY:
-            raise argparse.ArgumentTypeError(f"{part[:40]!r} is too much; at most {_TOO_MANY - 1}{unit}")
+        most = "100%, where all blocks have room" if unit == "%" else f"{_TOO_MANY - 1}"
+        if value > (100.0 if unit == "%" else _TOO_MANY - 1):
+            raise argparse.ArgumentTypeError(f"{part[:40]!r} is too much; at most {most}")
     return parts
 
 

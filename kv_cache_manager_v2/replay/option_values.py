@@ -122,6 +122,8 @@ def require_writable(parser: argparse.ArgumentParser, option: str, path: str | N
     ``-`` is the output."""
     if path is None or path == "-":
         return
+    if path == "":
+        parser.error(f"{option}: its name is empty; name a file")
     for name in inputs:
         if name is not None and _are_same(path, name):
             parser.error(f"{option} {path}: that is the input, and it would be replaced; name another file")

@@ -133,10 +133,17 @@ def test_a_run_that_serves_no_request_says_why(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full, a disk that is always full")
-@pytest.mark.parametrize(("arguments", "output"), [(["plan", "--gpu-memory", "40g"], "> /dev/full"), (["--help"], ">&-")])
-def test_an_output_that_takes_nothing_is_an_error(arguments: list[str], output: str) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    ("arguments", "output"),
+    [
+        (["plan", "--gpu-memory", "40g"], "> /dev/full"), (["--help"], ">&-"), (["replay", "--help"], "> /dev/full"),
+        (["--version"], "> /dev/full"),
+    ],
+)  # fmt: skip
+def test_an_output_that_takes_nothing_is_an_error(arguments: list[str], output: str, unbuffered: str) -> None:
     program = f"import sys; from kv_cache_manager_v2.replay.cli import main; sys.exit(main({arguments!r}))"
-    environment = {**os.environ, "PYTHONUNBUFFERED": ""}
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     command = ["sh", "-c", f'"$0" -P -c "$1" {output}', sys.executable, program]
     result = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert result.returncode == 3, result
