@@ -45,15 +45,7 @@ def durable_config(
     tiers: list[Any] = [GpuCacheTierConfig(gpu_slots * SLOT_BYTES, policy)]
     if host_slots > 0:
         tiers.append(HostCacheTierConfig(host_slots * SLOT_BYTES, policy))
-    disk = DiskCacheTierConfig(
-        disk_slots * SLOT_BYTES,
-        folder,
-        policy,
-        True,
-        model_id,
-        more_paths=tuple(more_paths),
-        read_only=read_only,
-    )
+    disk = DiskCacheTierConfig(disk_slots * SLOT_BYTES, folder, policy, True, model_id, more_paths=tuple(more_paths), read_only=read_only)
     tiers.append(disk)
     return KVCacheManagerConfig(
         tokens_per_block=TOKENS_PER_BLOCK,

@@ -40,11 +40,7 @@ def state_layers(count: int) -> list[SsmLayerConfig]:
 
 
 def hybrid_config(
-    windows: Sequence[int | None] = (None,),
-    tokens_per_block: int = 4,
-    num_state_layers: int = 2,
-    quota: int = 1 << 14,
-    **settings: Any,
+    windows: Sequence[int | None] = (None,), tokens_per_block: int = 4, num_state_layers: int = 2, quota: int = 1 << 14, **settings: Any
 ) -> KVCacheManagerConfig:
     """An attention layer per window, then the recurrent ones."""
     layers: list[LayerConfig] = [*attention_layers(windows, tokens_per_block), *state_layers(num_state_layers)]
@@ -58,11 +54,7 @@ class Rig:
     """A manager, its device and a fake engine for one hybrid model."""
 
     def __init__(
-        self,
-        device: Device | None = None,
-        config: KVCacheManagerConfig | None = None,
-        journal: Path | None = None,
-        **settings: Any,
+        self, device: Device | None = None, config: KVCacheManagerConfig | None = None, journal: Path | None = None, **settings: Any
     ) -> None:
         self.config = hybrid_config(**settings) if config is None else config
         self.device = HostDevice() if device is None else device

@@ -50,13 +50,7 @@ def tiered_config(
             tiers.append(HostCacheTierConfig(num_bytes, EvictionPolicy.LRU))
         else:
             tiers.append(DiskCacheTierConfig(num_bytes, folder, EvictionPolicy.LRU))
-    return KVCacheManagerConfig(
-        tokens_per_block=TOKENS_PER_BLOCK,
-        cache_tiers=tiers,
-        layers=layers,
-        max_util_for_resume=1.0,
-        **settings,
-    )
+    return KVCacheManagerConfig(tokens_per_block=TOKENS_PER_BLOCK, cache_tiers=tiers, layers=layers, max_util_for_resume=1.0, **settings)
 
 
 class Bench:

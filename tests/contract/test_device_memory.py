@@ -55,9 +55,7 @@ def test_what_was_unmapped_can_be_mapped_again(bench: DeviceUnderTest, tier: Cac
 
 
 @TIERS
-def test_memory_mapped_in_one_go_is_unmapped_in_parts_and_the_other_way_round(
-    bench: DeviceUnderTest, tier: CacheTier
-) -> None:
+def test_memory_mapped_in_one_go_is_unmapped_in_parts_and_the_other_way_round(bench: DeviceUnderTest, tier: CacheTier) -> None:
     device = bench.device
     granule = bench.granules(tier, 1)
     address = bench.reserve(tier, 5 * granule)
@@ -222,9 +220,7 @@ def test_a_disk_range_needs_a_folder_and_other_ranges_have_none(bench: DeviceUnd
 
 
 @TIERS
-def test_close_refuses_while_a_range_is_reserved_and_can_be_called_again(
-    bench: DeviceUnderTest, tier: CacheTier
-) -> None:
+def test_close_refuses_while_a_range_is_reserved_and_can_be_called_again(bench: DeviceUnderTest, tier: CacheTier) -> None:
     device = bench.device
     granule = bench.granules(tier, 1)
     address = bench.reserve(tier, granule)

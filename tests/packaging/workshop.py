@@ -26,8 +26,7 @@ SMOKE: Final = ROOT / "tests" / "packaging" / "smoke.py"
 VENDORED_NAME: Final = "engine.runtime.kv_cache_manager_v2"
 
 builds_from_sources = pytest.mark.skipif(
-    build_mode.is_compiled(),
-    reason="builds from the sources whichever build runs the tests: done with the interpreted one",
+    build_mode.is_compiled(), reason="builds from the sources whichever build runs the tests: done with the interpreted one"
 )
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 
@@ -111,12 +110,7 @@ def run(*command: object, cwd: Path, path: tuple[Path, ...] = (), variables: Map
     """Run a command that must succeed, with these folders as PYTHONPATH; returns what it printed."""
     environment = os.environ | dict(variables) | {"PYTHONPATH": os.pathsep.join(map(str, path)), "PYTHONSAFEPATH": "1"}
     result = subprocess.run(
-        [str(word) for word in command],
-        cwd=cwd,
-        env=environment,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        [str(word) for word in command], cwd=cwd, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     assert result.returncode == 0, result.stdout
     return result.stdout

@@ -11,15 +11,7 @@ import pytest
 from durable_models import PROMPTS, Process, durable_config, next_process
 from lossy_files import LossyDisk, LossyFiles
 
-from kv_cache_manager_v2 import (
-    DiskCacheTierConfig,
-    KVCacheManagerConfig,
-    LogicError,
-    ModelId,
-    OutOfMemoryError,
-    ReuseScope,
-    StorageIOError,
-)
+from kv_cache_manager_v2 import DiskCacheTierConfig, KVCacheManagerConfig, LogicError, ModelId, OutOfMemoryError, ReuseScope, StorageIOError
 from kv_cache_manager_v2.replay.cli import main as kvcm
 
 

@@ -44,11 +44,7 @@ class Size:
 
 
 BASE: Final = Size()
-LARGER: Final = {
-    "open sequences": Size(num_open=64),
-    "own length": Size(own_blocks=130),
-    "cached blocks": Size(cached_blocks=300),
-}
+LARGER: Final = {"open sequences": Size(num_open=64), "own length": Size(own_blocks=130), "cached blocks": Size(cached_blocks=300)}
 FEW_LINES: Final = 50
 """That a call may take more in the larger state, as where an array is made longer, or a search by halves (`can_finish`) takes eight times
 six. Lines that run once for each sequence or block more are 60 and up."""
@@ -73,9 +69,7 @@ GROWS: Final[dict[str, dict[str, str]]] = {
         "KVCache.get_block_levels": "an entry a block",
         "KVCache.get_block_slots": "an entry a block",
     },
-    "cached blocks": {
-        "KVCacheManager.shutdown": "each cached block is dropped",
-    },
+    "cached blocks": {"KVCacheManager.shutdown": "each cached block is dropped"},
 }
 EVERYTHING: Final = {
     "KVCacheManager.clear_reusable_blocks": "each cached block is dropped, and the path of each open sequence is its own from then on",
@@ -144,7 +138,6 @@ class SizedWorld(World):
         batch = DecodeBatch(self.manager, 4, MOST_BLOCKS)
         batch.join(self.active)
         return batch
-
 
 
 def _closed(world: SizedWorld) -> Callable[[], object]:

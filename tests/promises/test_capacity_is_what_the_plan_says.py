@@ -42,11 +42,7 @@ def random_layers(rng: random.Random) -> list[AttentionLayerConfig]:
 def random_config(rng: random.Random, with_scratch: bool = True, most_bytes: int = 40_000) -> KVCacheManagerConfig:
     scratch = SwaScratchReuseConfig(rng.choice([0, 0, 3])) if with_scratch and rng.random() < 0.5 else None
     return KVCacheManagerConfig(
-        T,
-        [GpuCacheTierConfig(rng.randrange(8_000, most_bytes))],
-        random_layers(rng),
-        max_util_for_resume=1.0,
-        swa_scratch_reuse=scratch,
+        T, [GpuCacheTierConfig(rng.randrange(8_000, most_bytes))], random_layers(rng), max_util_for_resume=1.0, swa_scratch_reuse=scratch
     )
 
 
@@ -80,9 +76,7 @@ def test_slots_are_those_of_the_manager(seed: int) -> None:
         assert [group.num_slots for group in level.pool_groups] == [group.total for group in statistics]
         assert [group.slot_bytes for group in level.pool_groups] == [sum(group.slot_sizes) for group in statistics]
         assert level.num_bytes == sum(group.total * sum(group.slot_sizes) for group in statistics) <= level.quota
-        assert sorted(group for part in level.pool_groups for group in part.layer_groups) == list(
-            range(len(manager.layer_grouping))
-        )
+        assert sorted(group for part in level.pool_groups for group in part.layer_groups) == list(range(len(manager.layer_grouping)))
 
 
 @pytest.mark.parametrize("seed", range(25))

@@ -27,6 +27,7 @@ from kv_cache_manager_v2 import (
     compute_block_hashes,
     gen_multimodal_cache_key_tokens,
 )
+from kv_cache_manager_v2.testing.event_follower import EventFollower, find_indexed
 
 
 def followed(max_entries: int = 1000, hash_algo: str = "sha256", **settings: Any) -> Any:
@@ -153,6 +154,20 @@ def test_what_both_sequences_produce_is_announced_once() -> None:
             sequence.commit(range(8))
             sequence.close()
         assert [type(event.data).__name__ for event in drained(manager)] == ["KVCacheCreatedData", "KVCacheStoredData"]
+
+
+def test_a_page_that_a_block_lacked_is_told_of_its_group() -> None:
+    """Computed elsewhere up to token 16, whose window of 8 reads 9 .. 16: blocks 0 and 1 have pages of the other layers only. A sequence
+    that computes the same tokens here has the windowed ones as well."""
+    with followed(windows=(None, 8)) as manager:
+        follower = EventFollower(manager.event_manager)
+        for history, num_windowed in ((16, 2), (0, 4)):
+            sequence = manager.create_kv_cache()
+            assert sequence.resume() and sequence.resize(16, history)
+            sequence.commit(range(16))
+            sequence.close()
+            follower.check(manager.describe())
+            assert sum(group == 1 for _hash, group in find_indexed(follower.index)) == num_windowed
 
 
 def test_hashes_are_chained_sha_256_that_consumers_can_compute() -> None:

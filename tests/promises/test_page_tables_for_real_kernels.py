@@ -41,10 +41,7 @@ def model(windows, expansion=1, num_slots=200, **settings):
     layers = [
         AttentionLayerConfig(
             LayerId(index),
-            [
-                BufferConfig("key", 64 // expansion, T // expansion if expansion > 1 else None),
-                BufferConfig("value", 64),
-            ],
+            [BufferConfig("key", 64 // expansion, T // expansion if expansion > 1 else None), BufferConfig("value", 64)],
             window,
             None if window is None else index,
         )
@@ -64,9 +61,7 @@ def pages_of(manager, kv_cache, pages):
 
 
 def page_tokens_of(manager, pages):
-    return (
-        T if isinstance(pages, StridedPages) else T // manager.get_page_index_converter(pages.layer_id, "key").expansion
-    )
+    return T if isinstance(pages, StridedPages) else T // manager.get_page_index_converter(pages.layer_id, "key").expansion
 
 
 def stale_blocks(manager, kv_cache, pages):
@@ -207,13 +202,7 @@ def drive(manager, checked, seed, num_steps=120, leave_capacity=True):
 def test_tables_are_always_those_of_the_sequences(seed, expansion, buffers):
     null = bool(seed % 2)
     config = model([None, 9, 30], expansion, reserve_null_slot=null)
-    families = [
-        StridedPages(0),
-        StridedPages(1),
-        DensePages(2, "key"),
-        DensePages(1, "key", PER_LAYER),
-        DensePages(0, "value"),
-    ]
+    families = [StridedPages(0), StridedPages(1), DensePages(2, "key"), DensePages(1, "key", PER_LAYER), DensePages(0, "value")]
 
     def filler(pages):
         if not null:
@@ -223,11 +212,7 @@ def test_tables_are_always_those_of_the_sequences(seed, expansion, buffers):
         converter = manager.get_page_index_converter(pages.layer_id, pages.data_role)
         return converter.layer_offset * converter.expansion
 
-    families = [
-        pages
-        for pages in families
-        if expansion == 1 or not (isinstance(pages, DensePages) and pages.data_role == "value")
-    ]
+    families = [pages for pages in families if expansion == 1 or not (isinstance(pages, DensePages) and pages.data_role == "value")]
     with KVCacheManager(config, device=HostDevice()) as manager:
         drive(manager, Checked(manager, families, filler, buffers), seed)
 
@@ -531,8 +516,7 @@ def test_key_and_value_offsets(uneven):
     layers = [
         AttentionLayerConfig(
             LayerId(index),
-            [BufferConfig("key", 64), BufferConfig("value", 64)]
-            + ([BufferConfig("other", 64)] if uneven and index == 2 else []),
+            [BufferConfig("key", 64), BufferConfig("value", 64)] + ([BufferConfig("other", 64)] if uneven and index == 2 else []),
             9 if index == 3 else None,
         )
         for index in range(5)
@@ -594,11 +578,7 @@ def test_each_offset_is_the_address_of_its_kernel_block(seed):
                     assert num_kernel_blocks * page_bytes == pages.size
                     first = int(offsets.pool_pointers[pool, 0]) + position * offsets.kv_factor * page_bytes
                     found = [first + offset * page_bytes for offset in offsets.offsets[pool, 0, plane].tolist()]
-                    expected = [
-                        pages.base + slot * pages.stride + part * page_bytes
-                        for slot in slots
-                        for part in range(num_kernel_blocks)
-                    ]
+                    expected = [pages.base + slot * pages.stride + part * page_bytes for slot in slots for part in range(num_kernel_blocks)]
                     assert found[: len(expected)] == expected
                     assert not offsets.offsets[pool, 0, plane, len(expected) :].any()
             table.remove(kv_cache)
@@ -606,10 +586,7 @@ def test_each_offset_is_the_address_of_its_kernel_block(seed):
 
 def test_offsets_with_scratch_count_for_each_layer():
     """Each layer is a virtual pool; its entries are those of the converter, scratch blocks included."""
-    layers = [
-        AttentionLayerConfig(LayerId(index), [BufferConfig("key", 64), BufferConfig("value", 64)], 9)
-        for index in range(4)
-    ]
+    layers = [AttentionLayerConfig(LayerId(index), [BufferConfig("key", 64), BufferConfig("value", 64)], 9) for index in range(4)]
     config = KVCacheManagerConfig(T, [GpuCacheTierConfig(1 << 16)], layers, swa_scratch_reuse=SwaScratchReuseConfig())
     with KVCacheManager(config, device=HostDevice()) as manager:
         table = BatchPageTable(manager, 2, 32)
@@ -631,9 +608,7 @@ def test_offsets_with_scratch_count_for_each_layer():
 
 
 def test_offsets_without_values_and_with_scales():
-    layers = [
-        AttentionLayerConfig(LayerId(i), [BufferConfig("key", 64), BufferConfig("key_scale", 8)]) for i in range(3)
-    ]
+    layers = [AttentionLayerConfig(LayerId(i), [BufferConfig("key", 64), BufferConfig("key_scale", 8)]) for i in range(3)]
     config = KVCacheManagerConfig(T, [GpuCacheTierConfig(1 << 14)], layers)
     with KVCacheManager(config, device=HostDevice()) as manager:
         table = BatchPageTable(manager, 2, 8)
@@ -661,8 +636,7 @@ def test_scales_that_do_not_lie_as_their_keys_do(small):
     """The same offsets count in both pools, so a table that is right for the first layer only is refused."""
     layers = [
         AttentionLayerConfig(
-            LayerId(index),
-            [BufferConfig("key", 64), BufferConfig("value", 64), *[BufferConfig(role, 8) for role in roles]],
+            LayerId(index), [BufferConfig("key", 64), BufferConfig("value", 64), *[BufferConfig(role, 8) for role in roles]]
         )
         for index, roles in enumerate(small)
     ]

@@ -10,14 +10,7 @@ from router_process import TOPIC, Router, stopped_at_the_end, wait_for_first
 from shared_models import Rank
 from small_models import config_of, run_prompt
 
-from kv_cache_manager_v2 import (
-    HostDevice,
-    KVCacheEventManager,
-    KVCacheManager,
-    PrometheusExporter,
-    StatisticsLog,
-    compute_block_hashes,
-)
+from kv_cache_manager_v2 import HostDevice, KVCacheEventManager, KVCacheManager, PrometheusExporter, StatisticsLog, compute_block_hashes
 from kv_cache_manager_v2.publishing.shared_copies import MOST_WAITING
 from kv_cache_manager_v2.shared import MemoryStore, SharedLevel
 

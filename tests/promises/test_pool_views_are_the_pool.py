@@ -34,9 +34,7 @@ def two_layers(**settings: Any) -> KVCacheManagerConfig:
     size."""
     layers = [
         AttentionLayerConfig(LayerId(0), [BufferConfig("key", 64), BufferConfig("value", 64)]),
-        AttentionLayerConfig(
-            LayerId(1), [BufferConfig("key", 64), BufferConfig("value", 64), BufferConfig("scale", 8, 2)]
-        ),
+        AttentionLayerConfig(LayerId(1), [BufferConfig("key", 64), BufferConfig("value", 64), BufferConfig("scale", 8, 2)]),
     ]
     return KVCacheManagerConfig(4, [GpuCacheTierConfig(20 * (4 * 64 + 16))], layers, **settings)
 
@@ -99,9 +97,7 @@ def test_numpy_by_dlpack() -> None:
         view.release()
 
 
-@pytest.mark.parametrize(
-    "name", ["uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float8_e4m3fn", "float8_e5m2"]
-)
+@pytest.mark.parametrize("name", ["uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float8_e4m3fn", "float8_e5m2"])
 @pytest.mark.parametrize("by_slot", [False, True])
 def test_torch_wraps_without_a_copy(name: str, by_slot: bool) -> None:
     torch = import_torch()

@@ -21,9 +21,7 @@ TEXT = list(range(1000, 1040))
 
 def state_statistics(rig: Rig):
     """The state's pool group: the one whose slots are two layers' states."""
-    return next(
-        counts for counts in rig.manager.get_storage_statistics() if sum(counts.slot_sizes) == 2 * STATE_BYTES
-    )
+    return next(counts for counts in rig.manager.get_storage_statistics() if sum(counts.slot_sizes) == 2 * STATE_BYTES)
 
 
 def test_fresh_state_is_zeros_even_in_a_slot_that_was_used() -> None:
@@ -102,9 +100,7 @@ def test_steps_on_many_streams_never_race() -> None:
 def test_attention_and_state_in_one_layer() -> None:
     config = hybrid_config([None, 6], num_state_layers=0)
     both = [SsmLayerConfig(layer.layer_id, [BufferConfig("ssm", 56)]) for layer in config.layers]
-    config = type(config)(
-        tokens_per_block=config.tokens_per_block, cache_tiers=config.cache_tiers, layers=[*config.layers, *both]
-    )
+    config = type(config)(tokens_per_block=config.tokens_per_block, cache_tiers=config.cache_tiers, layers=[*config.layers, *both])
     with Rig(config=config) as rig:
         assert rig.manager.layer_grouping == ((0,), (1,), (0, 1))
         assert [rig.manager.get_layer_group_id(LayerId(layer)) for layer in (0, 1)] == [0, 1]

@@ -7,15 +7,7 @@ from typing import Any
 import pytest
 from hybrid_models import STATE_BYTES, Rig, hybrid_config
 
-from kv_cache_manager_v2 import (
-    GpuCacheTierConfig,
-    HostCacheTierConfig,
-    KVCache,
-    KVCacheManager,
-    MatchedTokens,
-    MissCause,
-    SnapshotPolicy,
-)
+from kv_cache_manager_v2 import GpuCacheTierConfig, HostCacheTierConfig, KVCache, KVCacheManager, MatchedTokens, MissCause, SnapshotPolicy
 from kv_cache_manager_v2.device.host_device import HostDevice
 from kv_cache_manager_v2.replay.rerun import rerun
 from kv_cache_manager_v2.testing import SimulatedDevice

@@ -10,13 +10,7 @@ from refused_work import PartlyCopyingDevice, Refused, Story
 from small_models import BYTES_PER_TOKEN, config_of
 from tiered_models import TOKENS_PER_BLOCK, Bench, tiered_config
 
-from kv_cache_manager_v2 import (
-    CorruptedError,
-    GpuCacheTierConfig,
-    HostCacheTierConfig,
-    PageMoveError,
-    SnapshotPolicy,
-)
+from kv_cache_manager_v2 import CorruptedError, GpuCacheTierConfig, HostCacheTierConfig, PageMoveError, SnapshotPolicy
 from kv_cache_manager_v2.base.errors import PartlyCopiedError
 from kv_cache_manager_v2.testing import SimulatedDevice, Step
 

@@ -8,13 +8,7 @@ import pytest
 from router_process import TOPIC, Router, stopped_at_the_end, wait_for_first
 from small_models import config_of, run_prompt
 
-from kv_cache_manager_v2 import (
-    HostDevice,
-    KVCacheEventManager,
-    KVCacheManager,
-    LogicError,
-    compute_block_hashes,
-)
+from kv_cache_manager_v2 import HostDevice, KVCacheEventManager, KVCacheManager, LogicError, compute_block_hashes
 
 zmq = pytest.importorskip("zmq", reason="the extra `events` is not installed")
 pytest.importorskip("msgspec", reason="the extra `events` is not installed")

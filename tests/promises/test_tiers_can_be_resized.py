@@ -36,9 +36,7 @@ KIB = 1 << 10
 
 def three_tiers(tmp_path, gpu: int, host: int, disk: int) -> KVCacheManagerConfig:
     """4 full-attention layers of 32 KiB key and value blocks: a slot of 256 KiB, 4 to the MiB."""
-    layers = [
-        AttentionLayerConfig(LayerId(index), [BufferConfig("key", 32 * KIB), BufferConfig("value", 32 * KIB)]) for index in range(4)
-    ]
+    layers = [AttentionLayerConfig(LayerId(index), [BufferConfig("key", 32 * KIB), BufferConfig("value", 32 * KIB)]) for index in range(4)]
     tiers: list[CacheTierConfig] = [GpuCacheTierConfig(gpu), HostCacheTierConfig(host), DiskCacheTierConfig(disk, str(tmp_path))]
     return KVCacheManagerConfig(T, tiers, layers, max_util_for_resume=1.0)
 
@@ -239,10 +237,7 @@ def serve_token(manager: KVCacheManager, is_counted: bool = True) -> None:
 
 def test_the_quota_moves_to_where_it_is_needed() -> None:
     """Two pool groups share the memory evenly at first; sequences need one page of the first for 8 of the second."""
-    layers = [
-        AttentionLayerConfig(LayerId(0), [BufferConfig("key", 64)], 5),
-        AttentionLayerConfig(LayerId(1), [BufferConfig("key", 128)]),
-    ]
+    layers = [AttentionLayerConfig(LayerId(0), [BufferConfig("key", 64)], 5), AttentionLayerConfig(LayerId(1), [BufferConfig("key", 128)])]
     config = KVCacheManagerConfig(
         4, [GpuCacheTierConfig(200 * 64)], layers, initial_pool_ratio=[0.5, 0.5],
         rebalance=RebalanceConfig(threshold=0.1, cool_down_seconds=10, min_samples=4, smoothing=0.5),
@@ -273,10 +268,7 @@ def test_the_quota_moves_to_where_it_is_needed() -> None:
 @pytest.mark.parametrize("forks", [False, True])
 def test_sequences_that_are_not_counted_do_not_steer(with_stats: bool, forks: bool) -> None:
     """Dummies of a warm-up have 40 pages of the second group and 2 of the first; the shares are those without them."""
-    layers = [
-        AttentionLayerConfig(LayerId(0), [BufferConfig("key", 64)], 5),
-        AttentionLayerConfig(LayerId(1), [BufferConfig("key", 128)]),
-    ]
+    layers = [AttentionLayerConfig(LayerId(0), [BufferConfig("key", 64)], 5), AttentionLayerConfig(LayerId(1), [BufferConfig("key", 128)])]
     config = KVCacheManagerConfig(
         4, [GpuCacheTierConfig(200 * 64)], layers, initial_pool_ratio=[0.5, 0.5], enable_stats=with_stats,
         rebalance=RebalanceConfig(threshold=0.1, cool_down_seconds=0, min_samples=2, smoothing=0.5),
@@ -306,10 +298,7 @@ def test_sequences_that_are_not_counted_do_not_steer(with_stats: bool, forks: bo
 
 
 def test_a_page_that_a_counted_sequence_needs_too_is_seen() -> None:
-    layers = [
-        AttentionLayerConfig(LayerId(0), [BufferConfig("key", 64)], 5),
-        AttentionLayerConfig(LayerId(1), [BufferConfig("key", 128)]),
-    ]
+    layers = [AttentionLayerConfig(LayerId(0), [BufferConfig("key", 64)], 5), AttentionLayerConfig(LayerId(1), [BufferConfig("key", 128)])]
     config = KVCacheManagerConfig(
         4, [GpuCacheTierConfig(200 * 64)], layers, initial_pool_ratio=[0.5, 0.5],
         rebalance=RebalanceConfig(threshold=0.1, cool_down_seconds=0, min_samples=2, smoothing=0.5),
@@ -330,10 +319,7 @@ def test_a_page_that_a_counted_sequence_needs_too_is_seen() -> None:
 def test_calls_that_were_refused_are_no_look_at_the_mix() -> None:
     """Two looks are wanted. The second `create_kv_cache` fails, by a token, an id or the user's callback, and then there is no room for a
     sequence: so there was one look."""
-    layers = [
-        AttentionLayerConfig(LayerId(0), [BufferConfig("key", 64)], 5),
-        AttentionLayerConfig(LayerId(1), [BufferConfig("key", 128)]),
-    ]
+    layers = [AttentionLayerConfig(LayerId(0), [BufferConfig("key", 64)], 5), AttentionLayerConfig(LayerId(1), [BufferConfig("key", 128)])]
     config = KVCacheManagerConfig(
         4, [GpuCacheTierConfig(200 * 64)], layers, initial_pool_ratio=[0.5, 0.5],
         rebalance=RebalanceConfig(threshold=0.1, cool_down_seconds=0, min_samples=2, smoothing=0.5),
@@ -369,10 +355,7 @@ def test_ranks_whose_levels_differ_have_other_digests() -> None:
 
 def test_a_level_that_the_device_refuses_to_move_keeps_its_shares(caplog: pytest.LogCaptureFixture) -> None:
     """`adjust` of two levels whose pages must move: no error once a level has changed, an error while nothing has."""
-    layers = [
-        AttentionLayerConfig(LayerId(0), [BufferConfig("key", 64)], 5),
-        AttentionLayerConfig(LayerId(1), [BufferConfig("key", 128)]),
-    ]
+    layers = [AttentionLayerConfig(LayerId(0), [BufferConfig("key", 64)], 5), AttentionLayerConfig(LayerId(1), [BufferConfig("key", 128)])]
     outcomes: list[str] = []
     while outcomes[-1:] != ["done"]:
         nth = len(outcomes) + 1

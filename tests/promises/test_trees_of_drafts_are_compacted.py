@@ -123,15 +123,7 @@ def test_mistakes_change_nothing() -> None:
     with manager_of() as manager, run_prompt(manager, [1, 2, 3, 4, 5]) as kv_cache:
         assert kv_cache.resize(10, 5)
         before = manager.describe()
-        for tokens, positions in (
-            ([7], [5, 6]),
-            ([7, 8], [5]),
-            ([7, 8], [6, 6]),
-            ([7, 8], [7, 6]),
-            ([7], [4]),
-            ([7], [10]),
-            ([-7], [5]),
-        ):
+        for tokens, positions in (([7], [5, 6]), ([7, 8], [5]), ([7, 8], [6, 6]), ([7, 8], [7, 6]), ([7], [4]), ([7], [10]), ([-7], [5])):
             with pytest.raises(ValueError):
                 kv_cache.commit_tree(tokens, positions)
         for heads in (0, 3, 64):

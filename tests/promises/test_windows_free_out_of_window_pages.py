@@ -3,14 +3,7 @@
 import pytest
 from small_models import config_of, free_slots, manager_of, run_prompt, used_slots
 
-from kv_cache_manager_v2 import (
-    BAD_PAGE_INDEX,
-    GpuCacheTierConfig,
-    HostCacheTierConfig,
-    HostDevice,
-    KVCacheManager,
-    KVCacheManagerConfig,
-)
+from kv_cache_manager_v2 import BAD_PAGE_INDEX, GpuCacheTierConfig, HostCacheTierConfig, HostDevice, KVCacheManager, KVCacheManagerConfig
 
 
 def valid_blocks(indices: memoryview) -> list[int]:

@@ -11,13 +11,7 @@ import pytest
 from hybrid_models import hybrid_config
 from small_models import config_of
 
-from kv_cache_manager_v2 import (
-    GpuCacheTierConfig,
-    HostCacheTierConfig,
-    KVCacheManager,
-    KVCacheManagerConfig,
-    OutOfPagesError,
-)
+from kv_cache_manager_v2 import GpuCacheTierConfig, HostCacheTierConfig, KVCacheManager, KVCacheManagerConfig, OutOfPagesError
 from kv_cache_manager_v2.testing import FakeEngine, SimulatedDevice, Step
 
 NUM_CALLS = 150

@@ -31,9 +31,7 @@ STEP = st.tuples(
     st.integers(0, 100),
 )
 # Windows, slots on the GPU, slots in host memory.
-MODELS = st.sampled_from(
-    [((None,), 12, 0), ((None,), 4, 6), ((None, 4), 12, 0), ((None, 4), 8, 5), ((4,), 6, 0), ((None, 5, 2), 20, 30)]
-)
+MODELS = st.sampled_from([((None,), 12, 0), ((None,), 4, 6), ((None, 4), 12, 0), ((None, 4), 8, 5), ((4,), 6, 0), ((None, 5, 2), 20, 30)])
 
 
 class History:
@@ -102,9 +100,7 @@ DELIVERY = st.lists(st.tuples(st.integers(0, 10**6), st.sampled_from(["next", "n
 
 @settings(max_examples=60, deadline=None)
 @given(MODELS, st.lists(STEP, min_size=3, max_size=15), DELIVERY, st.integers(0, 5))
-def test_whatever_becomes_of_the_messages(
-    model: Any, steps: list[Any], deliveries: list[tuple[int, str]], max_waiting: int
-) -> None:
+def test_whatever_becomes_of_the_messages(model: Any, steps: list[Any], deliveries: list[tuple[int, str]], max_waiting: int) -> None:
     history = History(*model, 100_000, "sha256")
     events: list[KVCacheEvent] = []
     snapshots: list[KVCacheEventSnapshot] = []

@@ -25,9 +25,7 @@ def common_prefix(a: list[int], b: list[int]) -> int:
 
 @settings(max_examples=150, deadline=None)
 @given(HISTORIES, st.lists(st.tuples(st.sampled_from(SCOPES), TEXTS), min_size=1, max_size=6))
-def test_scopes_are_strangers(
-    history: list[tuple[ReuseScope, list[int]]], probes: list[tuple[ReuseScope, list[int]]]
-) -> None:
+def test_scopes_are_strangers(history: list[tuple[ReuseScope, list[int]]], probes: list[tuple[ReuseScope, list[int]]]) -> None:
     with manager_of(num_slots=64) as manager:
         for scope, text in history:
             run_prompt(manager, text, reuse_scope=scope).close()
@@ -39,9 +37,7 @@ def test_scopes_are_strangers(
 
 @settings(max_examples=60, deadline=None)
 @given(HISTORIES, st.lists(st.tuples(st.sampled_from(SCOPES), TEXTS), min_size=1, max_size=6))
-def test_forged_hashes_are_no_way_in(
-    history: list[tuple[ReuseScope, list[int]]], probes: list[tuple[ReuseScope, list[int]]]
-) -> None:
+def test_forged_hashes_are_no_way_in(history: list[tuple[ReuseScope, list[int]]], probes: list[tuple[ReuseScope, list[int]]]) -> None:
     """An attacker who found texts with equal hashes: every block is called by one and the same name, and nothing else changes."""
     events = KVCacheEventManager(1000, hash_algo="sha256_64")
     with KVCacheManager(config_of(num_slots=64), device=HostDevice(), event_manager=events) as manager:

@@ -7,15 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import BYTES_PER_TOKEN, config_of
 
-from kv_cache_manager_v2 import (
-    GpuCacheTierConfig,
-    HostCacheTierConfig,
-    HostDevice,
-    KVCache,
-    KVCacheManager,
-    ReuseScope,
-    UsageStatistics,
-)
+from kv_cache_manager_v2 import GpuCacheTierConfig, HostCacheTierConfig, HostDevice, KVCache, KVCacheManager, ReuseScope, UsageStatistics
 
 BLOCK = 2
 SLOT_BYTES = 2 * BYTES_PER_TOKEN * BLOCK

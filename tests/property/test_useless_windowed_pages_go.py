@@ -4,14 +4,7 @@ import random
 
 import pytest
 
-from kv_cache_manager_v2 import (
-    AttentionLayerConfig,
-    BufferConfig,
-    GpuCacheTierConfig,
-    KVCacheManager,
-    KVCacheManagerConfig,
-    ReuseScope,
-)
+from kv_cache_manager_v2 import AttentionLayerConfig, BufferConfig, GpuCacheTierConfig, KVCacheManager, KVCacheManagerConfig, ReuseScope
 from kv_cache_manager_v2.device.host_device import HostDevice
 
 T = 2
@@ -22,10 +15,7 @@ SIZE = 64
 
 def make_manager(num_windowed_slots: int) -> KVCacheManager:
     """One windowed layer and one with full attention, of different slot sizes, so that each has slots of its own."""
-    layers = [
-        AttentionLayerConfig(0, [BufferConfig("key", SIZE)], WINDOW),
-        AttentionLayerConfig(1, [BufferConfig("key", 2 * SIZE)]),
-    ]
+    layers = [AttentionLayerConfig(0, [BufferConfig("key", SIZE)], WINDOW), AttentionLayerConfig(1, [BufferConfig("key", 2 * SIZE)])]
     num_full_slots = 200
     quota = num_windowed_slots * SIZE + num_full_slots * 2 * SIZE
     config = KVCacheManagerConfig(

@@ -16,17 +16,7 @@ PACKAGE: Final = ROOT / "kv_cache_manager_v2"
 TESTS: Final = ROOT / "tests"
 
 # Folders that git ignores.
-MADE_FOLDERS: Final = {
-    ".git",
-    ".venv",
-    "build",
-    "dist",
-    "__pycache__",
-    ".mypy_cache",
-    ".pytest_cache",
-    ".hypothesis",
-    ".ruff_cache",
-}
+MADE_FOLDERS: Final = {".git", ".venv", "build", "dist", "__pycache__", ".mypy_cache", ".pytest_cache", ".hypothesis", ".ruff_cache"}
 
 
 class Source:

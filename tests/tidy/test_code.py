@@ -11,22 +11,7 @@ from .source_tree import PACKAGE, ROOT, Source, build_script, compiled_sources, 
 MAX_LINES: Final = 600
 SHOW_THE_PUBLIC_SURFACE: Final = {"kv_cache_manager_v2/manager/kv_cache_manager.py", "kv_cache_manager_v2/manager/kv_cache.py"}
 
-FORBIDDEN_WORDS: Final = {
-    "lc",
-    "pg",
-    "idx",
-    "cnt",
-    "mgr",
-    "ctrl",
-    "cb",
-    "sr",
-    "req",
-    "tmp",
-    "info",
-    "utils",
-    "helpers",
-    "misc",
-}
+FORBIDDEN_WORDS: Final = {"lc", "pg", "idx", "cnt", "mgr", "ctrl", "cb", "sr", "req", "tmp", "info", "utils", "helpers", "misc"}
 FORBIDDEN_NAMES: Final = {"common"}  # alone; `common_prefix` says what is common
 # Public names that were given elsewhere.
 GIVEN_NAMES: Final = {"beam_idx", "match_info"}
@@ -149,9 +134,7 @@ def test_init_files_of_folders_hold_a_docstring_only() -> None:
     found = [
         source.name
         for source in package_sources()
-        if source.path.name == "__init__.py"
-        and source.folder not in FOLDERS_WITH_PUBLIC_NAMES
-        and len(source.tree.body) != 1
+        if source.path.name == "__init__.py" and source.folder not in FOLDERS_WITH_PUBLIC_NAMES and len(source.tree.body) != 1
     ]
     assert not found, "\n" + "\n".join(found)
 
@@ -214,12 +197,7 @@ def mypyc_attributes(node: ast.ClassDef) -> dict[str, object]:
 
 def test_classes_are_declared_for_the_compiler() -> None:
     """mypyc silently makes a slow class of one with another decorator or a metaclass; without `@final` calls go through a table."""
-    classes = [
-        (source, node)
-        for source in compiled_sources()
-        for node in ast.walk(source.tree)
-        if isinstance(node, ast.ClassDef)
-    ]
+    classes = [(source, node) for source in compiled_sources() for node in ast.walk(source.tree) if isinstance(node, ast.ClassDef)]
     bases_in_use = {base_name(base) for _, node in classes for base in node.bases}
     found = []
     for source, node in classes:
@@ -376,12 +354,7 @@ def test_names_say_what_they_mean() -> None:
 
 
 def test_attributes_are_no_words_of_c() -> None:
-    found = [
-        f"{place}: {name}"
-        for source in compiled_sources()
-        for name, place in sorted(defined_names(source))
-        if "_" + name in C_WORDS
-    ]
+    found = [f"{place}: {name}" for source in compiled_sources() for name, place in sorted(defined_names(source)) if "_" + name in C_WORDS]
     assert not found, "\n" + "\n".join(found)
 
 

@@ -33,9 +33,7 @@ def lineage(name: str, classes: dict[str, tuple[Source, ast.ClassDef]]) -> list[
 
 def test_public_names_have_docstrings() -> None:
     classes = classes_by_name()
-    functions = [
-        (source, node) for source in package_sources() for node in source.tree.body if isinstance(node, ast.FunctionDef)
-    ]
+    functions = [(source, node) for source in package_sources() for node in source.tree.body if isinstance(node, ast.FunctionDef)]
     found = [source.at(node) for source, node in functions if node.name in kv_cache_manager_v2.__all__ and not has_doc(node)]
     num_members = 0
     for name in kv_cache_manager_v2.__all__:
@@ -44,9 +42,7 @@ def test_public_names_have_docstrings() -> None:
             continue
         if not has_doc(family[0][1]):
             found.append(f"{family[0][0].at(family[0][1])}: {name}")
-        documented = {
-            node.name for _, owner in family for node in owner.body if isinstance(node, ast.FunctionDef) and has_doc(node)
-        }
+        documented = {node.name for _, owner in family for node in owner.body if isinstance(node, ast.FunctionDef) and has_doc(node)}
         for source, owner in family:
             for node in owner.body:
                 if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):

@@ -22,9 +22,7 @@ NEED_MORE = {"torch_engine.py", "prefill_decode.py"}
 def output_of(*arguments: str) -> str:
     """What a Python process with the environment of this one prints; -P keeps the sources from shadowing the build."""
     environment = {**os.environ, "KV_CACHE_MANAGER_V2_DEVICE": "host", "PYTHONWARNINGS": "error"}
-    found = subprocess.run(
-        [sys.executable, "-P", *arguments], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300
-    )
+    found = subprocess.run([sys.executable, "-P", *arguments], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert found.returncode == 0, found.stderr
     return found.stdout
 
@@ -48,9 +46,7 @@ def test_example_runs(example: Path) -> None:
 def test_an_example_that_needs_more_says_so_in_one_line(example: str, package: str) -> None:
     if importlib.util.find_spec(package) is not None:
         pytest.skip(f"{package} is installed")
-    found = subprocess.run(
-        [sys.executable, "-P", str(ROOT / "examples" / example)], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
+    found = subprocess.run([sys.executable, "-P", str(ROOT / "examples" / example)], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert found.returncode == 1 and found.stdout == ""
     assert found.stderr.count("\n") == 1 and "pip install" in found.stderr and package in found.stderr
 

@@ -189,9 +189,7 @@ def make_async_driver(seed: int, can_wait_for_values: bool) -> Any:
     folder = Path(__file__).parents[2] / "unit" / "device"
     name = "device_tests"
     if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(
-            name, folder / "__init__.py", submodule_search_locations=[str(folder)]
-        )
+        spec = importlib.util.spec_from_file_location(name, folder / "__init__.py", submodule_search_locations=[str(folder)])
         assert spec is not None
         sys.modules[name] = importlib.util.module_from_spec(spec)
     driver = importlib.import_module(f"{name}.async_cuda_driver").AsyncCudaDriver(seed)
@@ -217,10 +215,7 @@ def make_device(kind: str, seed: int) -> Device:
 @pytest.mark.parametrize("slot_bytes", [PAGE, 1000, 3 * PAGE, 75 * PAGE])
 @pytest.mark.parametrize(
     "kind",
-    [
-        *("threads", "one thread", "short transfers", "failing writes"),
-        *("cuda", "cuda, blocking", "cuda, failing writes", "simulated"),
-    ],
+    [*("threads", "one thread", "short transfers", "failing writes"), *("cuda", "cuda, blocking", "cuda, failing writes", "simulated")],
 )
 @pytest.mark.parametrize("seed", range(3))
 def test_copies_through_disk_equal_copies_made_at_once(tmp_path: Path, kind: str, slot_bytes: int, seed: int) -> None:

@@ -24,10 +24,7 @@ def test_scratch_and_normal_pages(config: KVCacheManagerConfig, data: st.DataObj
     num_scratch_slots = layout.compute_num_scratch_slots(life_cycle_id, len(scratch_range))
     slot_ids = data.draw(st.permutations(range(num_blocks + num_scratch_slots)))
     scratch = ScratchDesc(scratch_range, slot_ids[:num_scratch_slots])
-    base = [
-        BAD_PAGE_INDEX if block in scratch_range else slot
-        for block, slot in enumerate(slot_ids[num_scratch_slots:])
-    ]
+    base = [BAD_PAGE_INDEX if block in scratch_range else slot for block, slot in enumerate(slot_ids[num_scratch_slots:])]
     slot_bytes = layout.slot_bytes(layout.pool_group_indices[life_cycle_id])
 
     normal: set[tuple[int, int]] = set()  # (pool, byte) of all layers: normal pages last, so none may ever meet
@@ -56,9 +53,7 @@ def test_scratch_and_normal_pages(config: KVCacheManagerConfig, data: st.DataObj
                     # A slot holds exactly the page of its block: bytes of the buffer's own place in it.
                     kernel_block = ordinal % placement.expansion
                     assert first == (
-                        base[block] * slot_bytes[placement.pool_index]
-                        + placement.offset_bytes
-                        + kernel_block * placement.page_bytes
+                        base[block] * slot_bytes[placement.pool_index] + placement.offset_bytes + kernel_block * placement.page_bytes
                     )
                     assert not place & normal
                     normal |= place
@@ -76,9 +71,7 @@ def test_no_fewer_scratch_slots_would_do(config: KVCacheManagerConfig, data: st.
     placements = [layout.buffer_placement(buffer_id) for buffer_id in layout.buffer_ids]
     of_group = [placement for placement in placements if placement.life_cycle_id == life_cycle_id]
     # A layer's sub-pages of one block stay in one slot, so a slot holds whole blocks of it.
-    assert any(
-        num_blocks > fewer * (placement.scale // placement.scratch_pages_per_block) for placement in of_group
-    )
+    assert any(num_blocks > fewer * (placement.scale // placement.scratch_pages_per_block) for placement in of_group)
     per_slot = min(placement.scratch_blocks_per_slot for placement in of_group)
     assert fewer == (num_blocks - 1) // per_slot
 

@@ -36,9 +36,7 @@ def brute_force_batch(layout: SlotLayout, config: KVCacheManagerConfig, batch: B
             scratch: list[int] = []
             if config.swa_scratch_reuse is not None:
                 rewind = config.swa_scratch_reuse.max_rewind_len
-                scratch = scratch_blocks(
-                    life_cycle, kv_cache.history_length, kv_cache.capacity, tokens_per_block, rewind
-                )
+                scratch = scratch_blocks(life_cycle, kv_cache.history_length, kv_cache.capacity, tokens_per_block, rewind)
             scratch = [block for block in scratch if (block + 1) * tokens_per_block > batch.system_prompt_length]
             num_scratch_slots += layout.compute_num_scratch_slots(life_cycle_id, len(scratch))
             for block in range(count_blocks(kv_cache.capacity, tokens_per_block)):
@@ -94,9 +92,7 @@ def planned_configs(draw: st.DrawFn) -> KVCacheManagerConfig:
         config = dataclasses.replace(config, typical_step=draw(batches()))
     elif hint == "ratio":
         num_pool_groups = layout_of(config).num_pool_groups
-        ratios = draw(
-            st.lists(st.floats(0.01, 100), min_size=num_pool_groups, max_size=num_pool_groups)
-        )
+        ratios = draw(st.lists(st.floats(0.01, 100), min_size=num_pool_groups, max_size=num_pool_groups))
         config = dataclasses.replace(config, initial_pool_ratio=ratios)
     return config
 

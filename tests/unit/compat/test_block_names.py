@@ -8,14 +8,7 @@ import pytest
 from small_models import config_of, run_prompt
 
 import kv_cache_manager_v2.compat.tensorrt_llm as runtime
-from kv_cache_manager_v2 import (
-    HostDevice,
-    KVCacheEventManager,
-    KVCacheManager,
-    KVCacheStoredData,
-    ReuseScope,
-    compute_block_hashes,
-)
+from kv_cache_manager_v2 import HostDevice, KVCacheEventManager, KVCacheManager, KVCacheStoredData, ReuseScope, compute_block_hashes
 
 WORD = 2**64
 

@@ -50,11 +50,7 @@ def test_defaults_are_the_documented_ones() -> None:
 
 
 def test_tiers_know_their_kind() -> None:
-    assert [tier.tier for tier in everything().cache_tiers] == [
-        CacheTier.GPU_MEM,
-        CacheTier.HOST_MEM,
-        CacheTier.DISK,
-    ]
+    assert [tier.tier for tier in everything().cache_tiers] == [CacheTier.GPU_MEM, CacheTier.HOST_MEM, CacheTier.DISK]
 
 
 def test_lists_become_tuples_that_later_changes_do_not_reach() -> None:

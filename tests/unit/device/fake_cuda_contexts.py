@@ -51,10 +51,11 @@ CALLS_THAT_OUTLIVE_A_CONTEXT = frozenset(
 EXCHANGE = "cuThreadExchangeStreamCaptureMode"
 
 Method = Callable[..., tuple[Any, ...]]
+SUCCESS = (CUresult.CUDA_SUCCESS,)
 
 
-def driver_call(method: Method) -> Method:
-    """Counted, may be planned to fail, and under the rules that hold for every call."""
+def driver_call(method: Callable[..., tuple[Any, ...] | None]) -> Method:
+    """Counted, may be planned to fail, and under the rules that hold for every call. One that returns nothing succeeds."""
     name = method.__name__
 
     @functools.wraps(method)
@@ -62,7 +63,7 @@ def driver_call(method: Method) -> Method:
         with self._lock:
             if name == EXCHANGE:
                 # It only notes something of the calling thread: it never fails, and no test counts it.
-                return method(self, *args)
+                return method(self, *args) or SUCCESS
             self.calls.append(name)
             if name != "cuInit":
                 require(self.is_initialised, f"{name} before cuInit")
@@ -73,7 +74,7 @@ def driver_call(method: Method) -> Method:
                     return (self._failure, None)
             try:
                 self._check_contexts(name)
-                return method(self, *args)
+                return method(self, *args) or SUCCESS
             except Refused as refused:
                 self.refusals.append((name, refused.status))
                 return (refused.status, None)
@@ -220,7 +221,7 @@ class FakeCudaContexts:
         return (CUresult.CUDA_SUCCESS, before)
 
     @driver_call
-    def cuStreamBeginCapture(self, stream: object, mode: object) -> tuple[Any, ...]:
+    def cuStreamBeginCapture(self, stream: object, mode: object) -> None:
         number = self._require_stream(stream)
         require(isinstance(mode, CUstreamCaptureMode), "a mode that is no CUstreamCaptureMode")
         assert isinstance(mode, CUstreamCaptureMode)
@@ -229,7 +230,6 @@ class FakeCudaContexts:
         if number in self.captures:
             raise Refused(CUresult.CUDA_ERROR_ILLEGAL_STATE)
         self.captures[number] = Capture(mode)
-        return (CUresult.CUDA_SUCCESS,)
 
     @driver_call
     def cuStreamIsCapturing(self, stream: object) -> tuple[Any, ...]:

@@ -128,13 +128,7 @@ class FakeCudaDriver(FakeCudaContexts):
 
     def memory(self) -> tuple[object, ...]:
         """Everything about memory, to compare before and after."""
-        return (
-            dict(self.ranges),
-            dict(self.allocations),
-            dict(self.mappings),
-            set(self.accessible),
-            dict(self.registrations),
-        )
+        return (dict(self.ranges), dict(self.allocations), dict(self.mappings), set(self.accessible), dict(self.registrations))
 
     def _require_context(self) -> None:
         self._current_context()
@@ -175,10 +169,9 @@ class FakeCudaDriver(FakeCudaContexts):
     # -- start, errors ------------------------------------------------------------------------------------------------
 
     @driver_call
-    def cuInit(self, flags: int) -> tuple[Any, ...]:
+    def cuInit(self, flags: int) -> None:
         require(flags == 0, "flags of cuInit")
         self.is_initialised = True
-        return (CUresult.CUDA_SUCCESS,)
 
     @driver_call
     def cuDriverGetVersion(self) -> tuple[Any, ...]:
@@ -239,7 +232,7 @@ class FakeCudaDriver(FakeCudaContexts):
         return (CUresult.CUDA_SUCCESS, CUcontext(context))
 
     @driver_call
-    def cuDevicePrimaryCtxRelease(self, device: CUdevice) -> tuple[Any, ...]:
+    def cuDevicePrimaryCtxRelease(self, device: CUdevice) -> None:
         context = FIRST_CONTEXT + int(device)
         require(self.retained.get(context, 0) > 0, "the context is not retained")
         is_last = self.retained[context] == 1 and self.failed_call != "cuCtxPopCurrent"
@@ -248,12 +241,10 @@ class FakeCudaDriver(FakeCudaContexts):
         if self.retained[context] == 0:
             del self.retained[context]
             self.fault = None
-        return (CUresult.CUDA_SUCCESS,)
 
     @driver_call
-    def cuCtxPushCurrent(self, context: CUcontext) -> tuple[Any, ...]:
+    def cuCtxPushCurrent(self, context: CUcontext) -> None:
         self.context_stack.append(self._require_retained(context))
-        return (CUresult.CUDA_SUCCESS,)
 
     @driver_call
     def cuCtxPopCurrent(self) -> tuple[Any, ...]:
@@ -261,13 +252,12 @@ class FakeCudaDriver(FakeCudaContexts):
         return (CUresult.CUDA_SUCCESS, CUcontext(self.context_stack.pop()))
 
     @driver_call
-    def cuCtxSetCurrent(self, context: CUcontext) -> tuple[Any, ...]:
+    def cuCtxSetCurrent(self, context: CUcontext) -> None:
         """In place of the top of the thread's stack; NULL pops it."""
         if self.context_stack:
             self.context_stack.pop()
         if int(context) != 0:
             self.context_stack.append(self._require_retained(context))
-        return (CUresult.CUDA_SUCCESS,)
 
     @driver_call
     def cuCtxGetCurrent(self) -> tuple[Any, ...]:
@@ -278,9 +268,8 @@ class FakeCudaDriver(FakeCudaContexts):
         return (CUresult.CUDA_SUCCESS, CUdevice(self._current_context() - FIRST_CONTEXT))
 
     @driver_call
-    def cuCtxSynchronize(self) -> tuple[Any, ...]:
+    def cuCtxSynchronize(self) -> None:
         self._require_context()
-        return (CUresult.CUDA_SUCCESS,)
 
     def _require_retained(self, context: object) -> int:
         number = require_handle(context, CUcontext, "context")
@@ -307,14 +296,11 @@ class FakeCudaDriver(FakeCudaContexts):
         return (CUresult.CUDA_SUCCESS, CUdeviceptr(beg))
 
     @driver_call
-    def cuMemAddressFree(self, ptr: object, size: int) -> tuple[Any, ...]:
+    def cuMemAddressFree(self, ptr: object, size: int) -> None:
         beg = require_handle(ptr, CUdeviceptr, "ptr")
         require(self.ranges.get(beg) == size, "not a whole range")
-        require(
-            not any(beg <= granule < beg + size for granule in self.mappings), "a range is freed with mappings in it"
-        )
+        require(not any(beg <= granule < beg + size for granule in self.mappings), "a range is freed with mappings in it")
         del self.ranges[beg]
-        return (CUresult.CUDA_SUCCESS,)
 
     @driver_call
     def cuMemCreate(self, size: int, prop: CUmemAllocationProp, flags: int) -> tuple[Any, ...]:
@@ -330,15 +316,14 @@ class FakeCudaDriver(FakeCudaContexts):
         return (CUresult.CUDA_SUCCESS, CUmemGenericAllocationHandle(handle))
 
     @driver_call
-    def cuMemRelease(self, handle: object) -> tuple[Any, ...]:
+    def cuMemRelease(self, handle: object) -> None:
         number = require_handle(handle, CUmemGenericAllocationHandle, "handle")
         require(number in self.allocations, "an allocation is released twice")
         require(number not in self.mappings.values(), "an allocation is released while mapped")
         del self.allocations[number]
-        return (CUresult.CUDA_SUCCESS,)
 
     @driver_call
-    def cuMemMap(self, ptr: object, size: int, offset: int, handle: object, flags: int) -> tuple[Any, ...]:
+    def cuMemMap(self, ptr: object, size: int, offset: int, handle: object, flags: int) -> None:
         beg = require_handle(ptr, CUdeviceptr, "ptr")
         number = require_handle(handle, CUmemGenericAllocationHandle, "handle")
         require(offset == 0 and flags == 0 and beg % self.granularity_bytes == 0, "offset, flags or address")
@@ -348,7 +333,6 @@ class FakeCudaDriver(FakeCudaContexts):
         self.spans[beg] = size
         for granule in range(beg, beg + size, self.granularity_bytes):
             self.mappings[granule] = number
-        return (CUresult.CUDA_SUCCESS,)
 
     def _require_whole_mappings(self, beg: int, size: int) -> list[int]:
         """The addresses of the mappings that together are these bytes."""
@@ -371,7 +355,7 @@ class FakeCudaDriver(FakeCudaContexts):
         return (CUresult.CUDA_SUCCESS, os.open(os.devnull, os.O_RDONLY))
 
     @driver_call
-    def cuMemSetAccess(self, ptr: object, size: int, desc: object, count: int) -> tuple[Any, ...]:
+    def cuMemSetAccess(self, ptr: object, size: int, desc: object, count: int) -> None:
         beg = require_handle(ptr, CUdeviceptr, "ptr")
         assert isinstance(desc, (list, tuple))
         require(count == len(desc) > 0, "access descriptions")
@@ -387,10 +371,9 @@ class FakeCudaDriver(FakeCudaContexts):
             else:
                 require((access.location.id, owner) in self.peers, "access for a GPU that cannot")
                 self.peer_granules.setdefault(access.location.id, set()).update(granules)
-        return (CUresult.CUDA_SUCCESS,)
 
     @driver_call
-    def cuMemUnmap(self, ptr: object, size: int) -> tuple[Any, ...]:
+    def cuMemUnmap(self, ptr: object, size: int) -> None:
         beg = require_handle(ptr, CUdeviceptr, "ptr")
         addresses = self._require_whole_mappings(beg, size)
         if len(addresses) > 1 and self.is_unmapping_one_by_one:
@@ -402,7 +385,6 @@ class FakeCudaDriver(FakeCudaContexts):
             self.accessible.discard(granule)
             for granules in self.peer_granules.values():
                 granules.discard(granule)
-        return (CUresult.CUDA_SUCCESS,)
 
     @driver_call
     def cuMemHostRegister(self, p: int, size: int, flags: int) -> tuple[Any, ...]:
@@ -417,12 +399,11 @@ class FakeCudaDriver(FakeCudaContexts):
         return (CUresult.CUDA_SUCCESS,)
 
     @driver_call
-    def cuMemHostUnregister(self, p: int) -> tuple[Any, ...]:
+    def cuMemHostUnregister(self, p: int) -> None:
         self._require_context()
         if require_int(p, "p") not in self.registrations:
             raise Refused(CUresult.CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED)
         del self.registrations[p]
-        return (CUresult.CUDA_SUCCESS,)
 
     @driver_call
     def cuMemHostGetDevicePointer(self, p: int, flags: int) -> tuple[Any, ...]:
@@ -443,18 +424,16 @@ class FakeCudaDriver(FakeCudaContexts):
         return (CUresult.CUDA_SUCCESS, CUstream(handle))
 
     @driver_call
-    def cuStreamDestroy(self, stream: object) -> tuple[Any, ...]:
+    def cuStreamDestroy(self, stream: object) -> None:
         self._require_context()
         number = self._require_stream(stream)
         require(number > LAST_SPECIAL_STREAM, "a default stream is destroyed")
         require(number not in self.captures, "a stream is destroyed while it captures")
         self.streams.remove(number)
-        return (CUresult.CUDA_SUCCESS,)
 
     @driver_call
-    def cuStreamSynchronize(self, stream: object) -> tuple[Any, ...]:
+    def cuStreamSynchronize(self, stream: object) -> None:
         self._require_stream_outside(self._require_stream(stream))
-        return (CUresult.CUDA_SUCCESS,)
 
     @driver_call
     def cuStreamQuery(self, stream: object) -> tuple[Any, ...]:
@@ -462,11 +441,10 @@ class FakeCudaDriver(FakeCudaContexts):
         return (CUresult.CUDA_SUCCESS if self.are_events_done else CUresult.CUDA_ERROR_NOT_READY,)
 
     @driver_call
-    def cuStreamWaitEvent(self, stream: object, event: object, flags: int) -> tuple[Any, ...]:
+    def cuStreamWaitEvent(self, stream: object, event: object, flags: int) -> None:
         number, handle = self._require_stream(stream), self._require_event(event)
         require(self.events[handle] > 0 and flags == 0, "an event that was never recorded")
         self._note_wait(number, handle)
-        return (CUresult.CUDA_SUCCESS,)
 
     @driver_call
     def cuEventCreate(self, flags: int) -> tuple[Any, ...]:
@@ -480,21 +458,19 @@ class FakeCudaDriver(FakeCudaContexts):
         return (CUresult.CUDA_SUCCESS, CUevent(handle))
 
     @driver_call
-    def cuEventDestroy(self, event: object) -> tuple[Any, ...]:
+    def cuEventDestroy(self, event: object) -> None:
         self._require_context()
         handle = self._require_event(event)
         del self.events[handle]
         self.timed_events.discard(handle)
-        return (CUresult.CUDA_SUCCESS,)
 
     @driver_call
-    def cuEventRecord(self, event: object, stream: object) -> tuple[Any, ...]:
+    def cuEventRecord(self, event: object, stream: object) -> None:
         number, handle = self._require_stream(stream), self._require_event(event)
         if self._context_of_stream(number) != self.context_of[handle]:
             raise Refused(CUresult.CUDA_ERROR_INVALID_HANDLE)
         self._note_record(number, handle)
         self.events[handle] += 1
-        return (CUresult.CUDA_SUCCESS,)
 
     @driver_call
     def cuEventQuery(self, event: object) -> tuple[Any, ...]:
@@ -516,11 +492,10 @@ class FakeCudaDriver(FakeCudaContexts):
         return (CUresult.CUDA_SUCCESS, self.elapsed_milliseconds)
 
     @driver_call
-    def cuEventSynchronize(self, event: object) -> tuple[Any, ...]:
+    def cuEventSynchronize(self, event: object) -> None:
         handle = self._require_event(event)
         require(self.events[handle] > 0, "an event that was never recorded")
         self._require_event_outside(handle)
-        return (CUresult.CUDA_SUCCESS,)
 
     @driver_call
     def cuStreamWaitValue32(self, stream: object, addr: object, value: int, flags: int) -> tuple[Any, ...]:
@@ -553,11 +528,10 @@ class FakeCudaDriver(FakeCudaContexts):
     # -- work ---------------------------------------------------------------------------------------------------------
 
     @driver_call
-    def cuMemcpyAsync(self, dst: object, src: object, size: int, stream: object) -> tuple[Any, ...]:
+    def cuMemcpyAsync(self, dst: object, src: object, size: int, stream: object) -> None:
         self._require_context()
         self._open_capture_of(self._require_stream(stream))
         self._copy(require_handle(dst, CUdeviceptr, "dst"), require_handle(src, CUdeviceptr, "src"), size)
-        return (CUresult.CUDA_SUCCESS,)
 
     @driver_call
     def cuGetProcAddress(self, symbol: object, version: int, flags: int) -> tuple[Any, ...]:
@@ -621,12 +595,11 @@ class FakeCudaDriver(FakeCudaContexts):
         self.copies.append((dst, src, size))
 
     @driver_call
-    def cuMemsetD8Async(self, dst: object, value: int, size: int, stream: object) -> tuple[Any, ...]:
+    def cuMemsetD8Async(self, dst: object, value: int, size: int, stream: object) -> None:
         self._require_context()
         self._open_capture_of(self._require_stream(stream))
         require(0 <= require_int(value, "value") <= 255, "value of a fill")
         self._require_copyable(require_handle(dst, CUdeviceptr, "dst"), require_int(size, "size"))
-        return (CUresult.CUDA_SUCCESS,)
 
     @driver_call
     def cuModuleLoadData(self, image: object) -> tuple[Any, ...]:
@@ -637,10 +610,9 @@ class FakeCudaDriver(FakeCudaContexts):
         return (CUresult.CUDA_SUCCESS, CUmodule(handle))
 
     @driver_call
-    def cuModuleUnload(self, module: object) -> tuple[Any, ...]:
+    def cuModuleUnload(self, module: object) -> None:
         self._require_context()
         self.modules.remove(require_handle(module, CUmodule, "module"))
-        return (CUresult.CUDA_SUCCESS,)
 
     @driver_call
     def cuModuleGetFunction(self, module: object, name: object) -> tuple[Any, ...]:
@@ -653,7 +625,7 @@ class FakeCudaDriver(FakeCudaContexts):
         return (CUresult.CUDA_SUCCESS, CUfunction(handle))
 
     @driver_call
-    def cuLaunchKernel(self, function: object, *args: Any) -> tuple[Any, ...]:
+    def cuLaunchKernel(self, function: object, *args: Any) -> None:
         context = self._current_context()
         handle = require_handle(function, CUfunction, "function")
         require(self.functions[handle][0] in self.modules, "a function that was unloaded")
@@ -664,16 +636,13 @@ class FakeCudaDriver(FakeCudaContexts):
             raise Refused(CUresult.CUDA_ERROR_INVALID_HANDLE)
         self._open_capture_of(number)
         require(require_int(parameters, "parameters") > 0 and extra == 0, "parameters")
-        return (CUresult.CUDA_SUCCESS,)
-
 
     @driver_call
-    def cuLaunchHostFunc(self, stream: object, fn: object, data: object) -> tuple[Any, ...]:
+    def cuLaunchHostFunc(self, stream: object, fn: object, data: object) -> None:
         number = self._require_stream(stream)
         address, argument = require_int(fn, "fn"), require_int(data, "userData")
         self._open_capture_of(number)
         self._call_on_host(number, lambda: ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)(argument))
-        return (CUresult.CUDA_SUCCESS,)
 
     def _call_on_host(self, stream: int, call: Callable[[], None]) -> None:
         """The streams of this driver are always done. The thread is one of the driver's, and may make no call."""

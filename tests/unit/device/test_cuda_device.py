@@ -165,9 +165,7 @@ def test_gpu_memory_is_made_granule_by_granule_with_access_set_once(device: Cuda
     device.release_range(GPU, address, 8 * GRANULE)
 
 
-def test_host_memory_is_pinned_in_pieces_and_repinned_where_a_piece_is_cut(
-    device: CudaDevice, driver: FakeCudaDriver
-) -> None:
+def test_host_memory_is_pinned_in_pieces_and_repinned_where_a_piece_is_cut(device: CudaDevice, driver: FakeCudaDriver) -> None:
     # Pieces of at most 4 MiB: 2 granules each.
     address = mapped(device, HOST, 5)
     sizes = {(beg - address) // GRANULE: size // GRANULE for beg, size in driver.registrations.items()}
@@ -446,9 +444,7 @@ STREAM_CALLS: dict[str, Callable[[CudaDevice, int, int, int], object]] = {
 
 
 @pytest.mark.parametrize("name", STREAM_CALLS)
-def test_the_default_stream_goes_by_the_handle_that_nothing_renames(
-    name: str, device: CudaDevice, driver: FakeCudaDriver
-) -> None:
+def test_the_default_stream_goes_by_the_handle_that_nothing_renames(name: str, device: CudaDevice, driver: FakeCudaDriver) -> None:
     """``CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM`` makes stream 0 the thread's own."""
     driver.is_stream_0_renamed = True
     gpu, host = mapped(device, GPU, 1), mapped(device, HOST, 1)
@@ -470,18 +466,9 @@ def scattered(gpu: int, host: int, count: int) -> CopyBatch:
 
 @pytest.mark.parametrize(
     ("driver_version", "bindings_version", "is_batched"),
-    [
-        (13000, 13000, True),
-        (12080, 12090, True),
-        (12080, 13000, True),
-        (12040, 12090, False),
-        (13010, 12080, True),
-        (14000, 13050, True),
-    ],
+    [(13000, 13000, True), (12080, 12090, True), (12080, 13000, True), (12040, 12090, False), (13010, 12080, True), (14000, 13050, True)],
 )
-def test_batches_where_the_driver_has_them_whatever_cuda_python_is(
-    driver_version: int, bindings_version: int, is_batched: bool
-) -> None:
+def test_batches_where_the_driver_has_them_whatever_cuda_python_is(driver_version: int, bindings_version: int, is_batched: bool) -> None:
     driver = FakeCudaDriver(driver_version=driver_version, bindings_version=bindings_version)
     device = CudaDevice(driver=driver)
     gpu, host = mapped(device, GPU, 1), mapped(device, HOST, 1)

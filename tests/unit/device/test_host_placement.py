@@ -10,18 +10,8 @@ import pytest
 
 from kv_cache_manager_v2.base.ids import CacheTier
 from kv_cache_manager_v2.device.cuda_device import CudaDevice
-from kv_cache_manager_v2.device.host_memory import (
-    commit_memory,
-    decommit_memory,
-    release_addresses,
-    reserve_addresses,
-)
-from kv_cache_manager_v2.device.host_placement import (
-    HostPlacement,
-    count_numa_nodes,
-    find_numa_node,
-    prefer_numa_node,
-)
+from kv_cache_manager_v2.device.host_memory import commit_memory, decommit_memory, release_addresses, reserve_addresses
+from kv_cache_manager_v2.device.host_placement import HostPlacement, count_numa_nodes, find_numa_node, prefer_numa_node
 from kv_cache_manager_v2.device.memory_range import MemoryRange
 
 from .fake_cuda_driver import FakeCudaDriver

@@ -8,13 +8,7 @@ import pytest
 from kv_cache_manager_v2.base.errors import OutOfMemoryError
 from kv_cache_manager_v2.base.ids import CacheTier
 from kv_cache_manager_v2.device.cuda_device import CudaDevice
-from kv_cache_manager_v2.device.host_memory import (
-    commit_memory,
-    decommit_memory,
-    release_addresses,
-    reserve_addresses,
-    total_host_bytes,
-)
+from kv_cache_manager_v2.device.host_memory import commit_memory, decommit_memory, release_addresses, reserve_addresses, total_host_bytes
 from kv_cache_manager_v2.device.memory_touch import available_host_bytes, touch_memory
 
 from .fake_cuda_driver import FakeCudaDriver

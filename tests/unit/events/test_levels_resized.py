@@ -1,4 +1,6 @@
-"""Another size of a level is told of by the groups that it concerns, in order with what happened before and after."""
+"""Another size of a level is told of by the groups that it concerns, in order with what happened before and after; scopes are forgotten."""
+
+from typing import Any
 
 from small_models import config_of, run_prompt
 
@@ -9,6 +11,7 @@ from kv_cache_manager_v2 import (
     KVCacheEventManager,
     KVCacheManager,
     KVCacheStoredData,
+    ReuseScope,
 )
 
 
@@ -46,3 +49,14 @@ def test_it_does_not_merge_into_what_surrounds_it() -> None:
         events.flush_iteration_events()
         kinds = [type(event.data) for event in events.get_latest_events()]
         assert kinds == [KVCacheStoredData, KVCacheCreatedData, KVCacheStoredData]
+
+
+def test_nothing_is_kept_of_a_scope_whose_blocks_have_gone() -> None:
+    events: Any = KVCacheEventManager(100)
+    with KVCacheManager(config_of(), device=HostDevice(), event_manager=events) as manager:
+        for lora_id in range(5):
+            run_prompt(manager, range(4), reuse_scope=ReuseScope(lora_id)).close()
+            manager.clear_reusable_blocks()
+            events.flush_iteration_events()
+            assert len(events.get_latest_events()) > 1
+        assert len(events._backlog._assembler._roots) == 0

@@ -151,6 +151,25 @@ def network() -> Iterator[FakeNetwork]:
     assert made.wrong_bytes == []
 
 
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def prefill(network: FakeNetwork, clock: Clock) -> Iterator[Process]:
+    made = Process(network, clock, "p")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def decode(network: FakeNetwork, clock: Clock) -> Iterator[Process]:
+    made = Process(network, clock, "d")
+    yield made
+    made.close()
+
+
 def send(access: str, network: FakeNetwork, source: Process, target: Process, tokens: Sequence[int]) -> tuple[Transfer, Transfer, KVCache]:
     """The source's transfer, the target's, and the target's sequence."""
     computed = source.compute(tokens)
@@ -163,9 +182,7 @@ def send(access: str, network: FakeNetwork, source: Process, target: Process, to
 
 
 @pytest.mark.parametrize("access", ["read", "write"])
-def test_pages_of_all_groups_arrive(network: FakeNetwork, access: str) -> None:
-    clock = Clock()
-    prefill, decode = Process(network, clock, "p"), Process(network, clock, "d")
+def test_pages_of_all_groups_arrive(network: FakeNetwork, prefill: Process, decode: Process, access: str) -> None:
     left, right, waiting = send(access, network, prefill, decode, TOKENS)
     assert not decode.is_right(waiting, len(TOKENS))
     step(network, prefill, decode)
@@ -175,15 +192,13 @@ def test_pages_of_all_groups_arrive(network: FakeNetwork, access: str) -> None:
     waiting.commit(TOKENS)
     waiting.close()
     assert decode.manager.probe_reuse(None, [*TOKENS, 99]) == len(TOKENS)
-    prefill.close()
-    decode.close()
 
 
 @pytest.mark.parametrize("access", ["read", "write"])
-def test_an_agent_that_is_made_anew_beside_a_manager_that_goes_on(network: FakeNetwork, access: str) -> None:
+def test_an_agent_that_is_made_anew_beside_a_manager_that_goes_on(
+    network: FakeNetwork, clock: Clock, prefill: Process, decode: Process, access: str
+) -> None:
     """What the first one had lent is free, its peer's transfer fails in a period, and the next one offers and asks as the first did."""
-    clock = Clock()
-    prefill, decode = Process(network, clock, "p"), Process(network, clock, "d")
     left, right, _waiting = send(access, network, prefill, decode, TOKENS)
     prefill.agent.close()
     prefill.engine.kill()
@@ -195,15 +210,14 @@ def test_an_agent_that_is_made_anew_beside_a_manager_that_goes_on(network: FakeN
     clock.now += 2 * LEASE
     step(network, prefill, decode)
     assert right.state is TransferState.FAILED
-    prefill.close()
-    decode.close()
 
 
 @pytest.mark.parametrize("access", ["read", "write"])
 @pytest.mark.parametrize("checksums", [(True, True), (False, True), (True, False)])
-def test_bytes_that_were_lost_on_their_way_are_not_believed(network: FakeNetwork, access: str, checksums: tuple[bool, bool]) -> None:
+def test_bytes_that_were_lost_on_their_way_are_not_believed(
+    network: FakeNetwork, clock: Clock, access: str, checksums: tuple[bool, bool]
+) -> None:
     """Whichever byte: the first, the last, one between. Where one side makes no checksums, nothing is compared."""
-    clock = Clock()
     prefill, decode = [Process(network, clock, name, checksums=makes) for name, makes in zip("pd", checksums)]
     for changed in (0, 7, -1):
         left, right, waiting = send(access, network, prefill, decode, TOKENS)
@@ -263,9 +277,7 @@ def test_a_refused_event_ends_the_lease(network: FakeNetwork, access: str) -> No
     lender.close()
 
 
-def test_blocks_that_reuse_found_are_not_copied(network: FakeNetwork) -> None:
-    clock = Clock()
-    prefill, decode = Process(network, clock, "p"), Process(network, clock, "d")
+def test_blocks_that_reuse_found_are_not_copied(network: FakeNetwork, prefill: Process, decode: Process) -> None:
     for process in (prefill, decode):
         first = process.compute(TOKENS[:10])
         first.commit(TOKENS[:10])
@@ -277,15 +289,12 @@ def test_blocks_that_reuse_found_are_not_copied(network: FakeNetwork) -> None:
     assert [[block for block, _slot in group] for group in transfer.offer.pages] == [[2, 3, 4, 5], [3, 4, 5]]
     step(network, prefill, decode)
     assert transfer.state is TransferState.DONE and decode.is_right(waiting, len(TOKENS))
-    prefill.close()
-    decode.close()
 
 
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 @pytest.mark.parametrize("access", ["read", "write"])
-def test_ranks_may_have_other_heads_and_layers(network: FakeNetwork, access: str, layout: str) -> None:
+def test_ranks_may_have_other_heads_and_layers(network: FakeNetwork, clock: Clock, access: str, layout: str) -> None:
     """Two pipeline stages, one of them split by heads, to one rank with everything."""
-    clock = Clock()
     sources = [
         Process(network, clock, "p0", (0, 1), (0, 2), layout),
         Process(network, clock, "p1", (0, 1), (2, 4), layout),
@@ -311,8 +320,7 @@ def test_ranks_may_have_other_heads_and_layers(network: FakeNetwork, access: str
         process.close()
 
 
-def test_one_rank_serves_two_with_half_of_the_heads(network: FakeNetwork) -> None:
-    clock = Clock()
+def test_one_rank_serves_two_with_half_of_the_heads(network: FakeNetwork, clock: Clock) -> None:
     source = Process(network, clock, "p")
     targets = [Process(network, clock, "d0", heads=(0, 2)), Process(network, clock, "d1", heads=(2, 4))]
     computed = source.compute(TOKENS)
@@ -327,9 +335,7 @@ def test_one_rank_serves_two_with_half_of_the_heads(network: FakeNetwork) -> Non
         process.close()
 
 
-def test_layers_follow_one_another(network: FakeNetwork) -> None:
-    clock = Clock()
-    prefill, decode = Process(network, clock, "p"), Process(network, clock, "d")
+def test_layers_follow_one_another(network: FakeNetwork, prefill: Process, decode: Process) -> None:
     computed, waiting = prefill.compute(TOKENS), decode.expect(TOKENS)
     invited = decode.agent.invite(waiting, TOKENS)
     prefill.agent.write([invited.offer], computed, TOKENS, [LayerId(1)])
@@ -342,13 +348,9 @@ def test_layers_follow_one_another(network: FakeNetwork) -> None:
     prefill.agent.write([invited.offer], computed, TOKENS, [LayerId(0)])
     step(network, prefill, decode)
     assert invited.state is TransferState.DONE and decode.is_right(waiting, len(TOKENS))
-    prefill.close()
-    decode.close()
 
 
-def test_a_frozen_lender_is_noticed_within_its_lease(network: FakeNetwork) -> None:
-    clock = Clock()
-    prefill, decode = Process(network, clock, "p"), Process(network, clock, "d")
+def test_a_frozen_lender_is_noticed_within_its_lease(network: FakeNetwork, clock: Clock, prefill: Process, decode: Process) -> None:
     offered, transfer, waiting = send("read", network, prefill, decode, TOKENS)
     network.move(1)
     prefill.engine.is_frozen = True
@@ -366,14 +368,10 @@ def test_a_frozen_lender_is_noticed_within_its_lease(network: FakeNetwork) -> No
     clock.now += LEASE + 1
     step(network, prefill, decode)
     assert offered.state is TransferState.FAILED and not prefill.manager.open_leases
-    prefill.close()
-    decode.close()
 
 
-def test_a_reader_that_was_frozen_trusts_nothing(network: FakeNetwork) -> None:
+def test_a_reader_that_was_frozen_trusts_nothing(network: FakeNetwork, clock: Clock, prefill: Process, decode: Process) -> None:
     """All bytes are there when it wakes up, but the lender has released the pages meanwhile."""
-    clock = Clock()
-    prefill, decode = Process(network, clock, "p"), Process(network, clock, "d")
     offered, transfer, _waiting = send("read", network, prefill, decode, TOKENS)
     prefill.agent.progress()
     decode.agent.progress()
@@ -385,12 +383,9 @@ def test_a_reader_that_was_frozen_trusts_nothing(network: FakeNetwork) -> None:
     decode.engine.is_frozen = False
     step(network, decode)
     assert transfer.state is TransferState.FAILED and not decode.manager.open_leases
-    prefill.close()
-    decode.close()
 
 
-def test_slots_of_a_frozen_writer_are_not_used_again(network: FakeNetwork) -> None:
-    clock = Clock()
+def test_slots_of_a_frozen_writer_are_not_used_again(network: FakeNetwork, clock: Clock) -> None:
     prefill, decode = Process(network, clock, "p"), Process(network, clock, "d", num_slots=12)
     left, invited, waiting = send("write", network, prefill, decode, TOKENS)
     decode.agent.progress()
@@ -412,9 +407,7 @@ def test_slots_of_a_frozen_writer_are_not_used_again(network: FakeNetwork) -> No
     decode.close()
 
 
-def test_an_operator_can_say_that_a_peer_has_ended(network: FakeNetwork) -> None:
-    clock = Clock()
-    prefill, decode = Process(network, clock, "p"), Process(network, clock, "d")
+def test_an_operator_can_say_that_a_peer_has_ended(network: FakeNetwork, clock: Clock, prefill: Process, decode: Process) -> None:
     _left, invited, _waiting = send("write", network, prefill, decode, TOKENS)
     decode.agent.progress()
     prefill.agent.progress()
@@ -426,15 +419,14 @@ def test_an_operator_can_say_that_a_peer_has_ended(network: FakeNetwork) -> None
     decode.agent.progress()
     assert not invited.is_quarantined and not decode.manager.open_leases
     prefill.engine.is_frozen = False
-    prefill.close()
-    decode.close()
 
 
 @pytest.mark.parametrize("access", ["read", "write"])
 @pytest.mark.parametrize("killed", ["p", "d"])
-def test_a_dead_peer_fails_the_transfer_at_once(network: FakeNetwork, access: str, killed: str) -> None:
-    clock = Clock()
-    both = {"p": Process(network, clock, "p"), "d": Process(network, clock, "d")}
+def test_a_dead_peer_fails_the_transfer_at_once(
+    network: FakeNetwork, clock: Clock, prefill: Process, decode: Process, access: str, killed: str
+) -> None:
+    both = {"p": prefill, "d": decode}
     transfers = dict(zip(("p", "d"), send(access, network, both["p"], both["d"], TOKENS)))
     both["d"].agent.progress()
     both["p"].agent.progress()
@@ -451,15 +443,14 @@ def test_a_dead_peer_fails_the_transfer_at_once(network: FakeNetwork, access: st
     both[survivor].agent.forget_peer(killed)
     step(network, both[survivor])
     assert not both[survivor].manager.open_leases
-    for process in both.values():
-        process.close()
 
 
 @pytest.mark.parametrize("access", ["read", "write"])
 @pytest.mark.parametrize(("by", "num_rounds"), [("p", 0), ("d", 0), ("d", 2)])
-def test_the_other_side_hears_that_it_will_not_come(network: FakeNetwork, access: str, by: str, num_rounds: int) -> None:
-    clock = Clock()
-    both = {"p": Process(network, clock, "p"), "d": Process(network, clock, "d")}
+def test_the_other_side_hears_that_it_will_not_come(
+    network: FakeNetwork, prefill: Process, decode: Process, access: str, by: str, num_rounds: int
+) -> None:
+    both = {"p": prefill, "d": decode}
     transfers = dict(zip(("p", "d"), send(access, network, both["p"], both["d"], TOKENS)))
     for process in num_rounds * (*both.values(),):
         process.agent.progress()
@@ -469,13 +460,10 @@ def test_the_other_side_hears_that_it_will_not_come(network: FakeNetwork, access
     assert any(["the request was cancelled" in transfer.reason for transfer in (transfers["p"], transfers["d"])])
     assert "the request was cancelled" in transfers["d" if by == "p" else "p"].reason
     assert not both["p"].manager.open_leases and not both["d"].manager.open_leases
-    for process in both.values():
-        process.close()
 
 
-def test_a_second_writer_of_one_invitation_is_waited_for(network: FakeNetwork) -> None:
+def test_a_second_writer_of_one_invitation_is_waited_for(network: FakeNetwork, clock: Clock) -> None:
     """A router tries again elsewhere; the first prefill wakes up late and writes into pages that are still leased."""
-    clock = Clock()
     first, second, decode = Process(network, clock, "p0"), Process(network, clock, "p1"), Process(network, clock, "d")
     waiting = decode.expect(TOKENS)
     invited = decode.agent.invite(waiting, TOKENS, num_peers=2)
@@ -496,8 +484,7 @@ def test_a_second_writer_of_one_invitation_is_waited_for(network: FakeNetwork) -
         process.close()
 
 
-def test_wrong_arguments_change_nothing(network: FakeNetwork) -> None:
-    clock = Clock()
+def test_wrong_arguments_change_nothing(network: FakeNetwork, clock: Clock) -> None:
     prefill, decode = Process(network, clock, "p"), Process(network, clock, "d")
     computed, waiting = prefill.compute(TOKENS), decode.expect(TOKENS)
     offered = prefill.agent.offer(computed, TOKENS)

@@ -12,11 +12,7 @@ from kv_cache_manager_v2.layout.slot_layout import SlotLayout, compute_slot_layo
 
 
 def attention(
-    layer_id: int,
-    sizes: dict[str, int],
-    window: int | None = None,
-    sinks: int | None = None,
-    override: int | None = None,
+    layer_id: int, sizes: dict[str, int], window: int | None = None, sinks: int | None = None, override: int | None = None
 ) -> AttentionLayerConfig:
     buffers = [BufferConfig(role, size, override) for role, size in sizes.items()]
     return AttentionLayerConfig(LayerId(layer_id), buffers, window, sinks)

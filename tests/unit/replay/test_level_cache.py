@@ -5,14 +5,7 @@ from random import Random
 import pytest
 from small_models import BYTES_PER_TOKEN, attention_layers
 
-from kv_cache_manager_v2 import (
-    EvictionPolicy,
-    GpuCacheTierConfig,
-    HostCacheTierConfig,
-    HostDevice,
-    KVCacheManager,
-    KVCacheManagerConfig,
-)
+from kv_cache_manager_v2 import EvictionPolicy, GpuCacheTierConfig, HostCacheTierConfig, HostDevice, KVCacheManager, KVCacheManagerConfig
 from kv_cache_manager_v2.replay.block_cache import BlockCache
 from kv_cache_manager_v2.replay.block_requests import BlockRequests
 from kv_cache_manager_v2.replay.level_cache import LevelCache

@@ -133,9 +133,7 @@ def test_scarce_memory_is_got_over(model: ModelPreset, seed: int) -> None:
     longest = max(one.num_prompt_tokens + one.num_output_tokens for one in requests)
     # Room for the longest request and little more: a copied last block, and one in hand.
     memory_bytes = (-(-longest // 4) + 2) * BYTES_PER_BLOCK
-    report = replay(
-        requests, model=model, memory_bytes=memory_bytes, limits=FEW_AT_A_TIME, verify=True, device="host"
-    )
+    report = replay(requests, model=model, memory_bytes=memory_bytes, limits=FEW_AT_A_TIME, verify=True, device="host")
     assert_all_served(report, requests)
     assert report.evicted_pages > 0
     # A windowed layer gives back so much that few ever find no room.
@@ -147,9 +145,7 @@ def long_answers_in_little_room(decoding: Decoding) -> tuple[ReplayReport, list[
     """Six requests of 20 + 40 tokens (15 blocks of 4) in 40 blocks: four could get in, and no more than two can end together."""
     requests = [request_of(id, [(id, 20)], 40) for id in range(6)]
     limits = ServingLimits(max_running=6, token_budget=64, chunk_tokens=20)
-    report = replay(
-        requests, memory_bytes=40 * BYTES_PER_BLOCK, limits=limits, decoding=decoding, verify=True, device="host"
-    )
+    report = replay(requests, memory_bytes=40 * BYTES_PER_BLOCK, limits=limits, decoding=decoding, verify=True, device="host")
     assert_all_served(report, requests)
     return report, requests
 
@@ -187,9 +183,7 @@ def test_what_cannot_fit_even_alone_is_refused_and_the_others_served(model: Mode
         request_of(3, [(3, 10)], 200), request_of(4, [(4, 10)], 3),
         request_of(5, [(3, 10), (answer_segment(3), 5)], 2, 3),
     ]  # fmt: skip
-    report = replay(
-        requests, model=model, memory_bytes=12 * BYTES_PER_BLOCK, limits=FEW_AT_A_TIME, verify=True, device="host"
-    )
+    report = replay(requests, model=model, memory_bytes=12 * BYTES_PER_BLOCK, limits=FEW_AT_A_TIME, verify=True, device="host")
     assert report.requests == 4
     assert report.requests_refused == 2
     assert report.mismatches == 0
@@ -197,10 +191,7 @@ def test_what_cannot_fit_even_alone_is_refused_and_the_others_served(model: Mode
 
 def test_a_turn_starts_after_its_pause_and_reuses_the_answer() -> None:
     # Turn 0: 8 prompt + 9 answer tokens, 16 of them computed. Turn 1 holds all of it and 3 more: 16 hits.
-    requests = [
-        request_of(0, [(0, 8)], 9),
-        request_of(1, [(0, 8), (answer_segment(0), 9), (1, 3)], 2, after=0, pause_steps=50),
-    ]
+    requests = [request_of(0, [(0, 8)], 9), request_of(1, [(0, 8), (answer_segment(0), 9), (1, 3)], 2, after=0, pause_steps=50)]
     report = replay(requests, memory_bytes=None, verify=True, device="host")
     assert_all_served(report, requests)
     assert report.hit_tokens == 16
@@ -228,10 +219,7 @@ def test_a_follower_reuses_what_a_running_prompt_has_published() -> None:
 
 def test_the_same_replay_twice() -> None:
     requests = chats(7, 10)
-    reports = [
-        replay(requests, model=WINDOWED, memory_bytes=30 * BYTES_PER_BLOCK, limits=FEW_AT_A_TIME, device="none")
-        for _ in range(2)
-    ]
+    reports = [replay(requests, model=WINDOWED, memory_bytes=30 * BYTES_PER_BLOCK, limits=FEW_AT_A_TIME, device="none") for _ in range(2)]
     first, second = [replace(one, wall_seconds=0.0, manager_seconds=0.0, calls=()) for one in reports]
     assert first == second
 
@@ -243,9 +231,7 @@ def test_bookkeeping_serves_as_the_host_does() -> None:
         for device in ("host", "none")
     ]
     assert with_bytes.device != without.device
-    first, second = [
-        replace(one, wall_seconds=0.0, manager_seconds=0.0, calls=(), device="") for one in (with_bytes, without)
-    ]
+    first, second = [replace(one, wall_seconds=0.0, manager_seconds=0.0, calls=(), device="") for one in (with_bytes, without)]
     assert first == second
 
 

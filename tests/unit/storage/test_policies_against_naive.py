@@ -142,8 +142,15 @@ class History:
             self.used.difference_update(pages)
         elif kind < 0.7 and self.queued:
             pages = self.choose(self.queued)
+            if random.random() < 0.5:  # neighbours, from the last one on
+                pages = self.queue.collect()[: len(pages) + random.randrange(5)][: -len(pages) - 1 : -1]
+            if isinstance(self.queue, LearnedQueue):  # it takes pages that are used together for one use of them all
+                for page in pages:
+                    self.queue.use(page)
+            else:
+                self.queue.hold_run(vec[i64](pages), len(pages))
+                self.queue.use_held_run(vec[i64](pages), len(pages))
             for page in pages:
-                self.queue.use(page)
                 self.twin.use(page)
             self.used.update(pages)
             self.queued.difference_update(pages)
@@ -245,3 +252,16 @@ def test_same_victims_at_other_sizes(policy: str, num_pages: int, num_priorities
                 for page in sorted(history.away)[: history.random.randint(0, num_pages // 40)]:
                     history.come(page)
             history.check()
+
+
+def test_the_next_pages_are_known_among_pages_of_one_priority() -> None:
+    history = History("lru", 0, NUM_PAGES, 3)
+    for page in history.pages:
+        history.come(page)
+    line, priority = history.queue.collect(), history.rows.priority
+    for position, page in enumerate(line):
+        behind = [other for other in line[position + 1 :] if priority(other) == priority(page)]
+        listed = vec[i64]([0] * (len(line) + 2))
+        assert history.queue.list_following(page, listed, 2, len(listed)) == len(behind)
+        assert list(listed) == [0, 0, *behind] + [0] * (len(line) - len(behind))
+        assert history.queue.list_following(page, listed, 0, 1) == min(1, len(behind))

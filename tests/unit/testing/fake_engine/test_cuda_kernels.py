@@ -37,17 +37,12 @@ def device(driver_and_device):
 
 def serve(config, device, spoil, reads_pools=True):
     """Three sequences, prefill and decode; between the steps `spoil` gets the manager and the sequences."""
-    with (
-        StandInManager(config, device) as manager,
-        FakeEngine(config, device, raise_on_mismatch=False) as engine,
-    ):
+    with StandInManager(config, device) as manager, FakeEngine(config, device, raise_on_mismatch=False) as engine:
         sequences = [StandInSequence(manager, 30, id=number) for number in range(3)]
         tokens = [prompt(number, 30) for number in range(3)]
         at = [0, 0, 0]
         for length in (9, 7, 1, 1, 3):
-            engine.execute(
-                [Step(sequences[n], tokens[n][at[n] : at[n] + length], tokens[n][: at[n]]) for n in range(3)]
-            )
+            engine.execute([Step(sequences[n], tokens[n][at[n] : at[n] + length], tokens[n][: at[n]]) for n in range(3)])
             at = [position + length for position in at]
             engine.synchronize()
             spoil(manager, sequences)
@@ -94,9 +89,7 @@ def test_both_see_the_same_wrong_bytes(device, name):
     if count <= 16:
 
         def told(mismatches):
-            return sorted(
-                (m.layer, m.role, m.sequence, m.block, m.token, m.found or b"") for m in mismatches if m.found
-            )
+            return sorted((m.layer, m.role, m.sequence, m.block, m.token, m.found or b"") for m in mismatches if m.found)
 
         # Of a page that is not there, each tells one token; of a long token, CUDA tells 8 bytes.
         assert [entry[:5] for entry in told(seen)] == [entry[:5] for entry in told(host_seen)]

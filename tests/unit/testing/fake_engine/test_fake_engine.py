@@ -66,13 +66,7 @@ def test_a_correct_run_has_no_mismatch_and_every_byte_is_there(device, name, mod
                     page, in_page = manager.address_of(sequence, layer.layer_id, buffer.role, token)
                     beg, end = layout.first_byte(in_page), layout.first_byte(in_page + 1)
                     expected = expected_bytes(
-                        config,
-                        layer.layer_id,
-                        buffer.role,
-                        buffer.size,
-                        buffer.tokens_per_block_override,
-                        tokens,
-                        token,
+                        config, layer.layer_id, buffer.role, buffer.size, buffer.tokens_per_block_override, tokens, token
                     )
                     assert bytes_at(page + beg, end - beg) == expected
 
