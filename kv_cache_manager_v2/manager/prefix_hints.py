@@ -13,7 +13,7 @@ from ..sequence.retention_plan import EXPECTED, FOR_EVER
 from ..sequence.retention_records import NO_CLOCK, SECONDS
 from ..sequence.shared_state import SharedState
 from ..stats.hint_result import HintResult
-from ..storage.eviction.level_order import NEVER
+from ..storage.eviction.segment_records import NEVER
 
 
 def apply_hint(shared: SharedState, kind: int, scope: ReuseScope, packed: bytes, value: int, duration: int) -> HintResult:

@@ -12,10 +12,9 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from ..storage.eviction.hazard_model import HazardModel
-from ..storage.eviction.make_queue import NUM_SENTINELS
-from ..storage.eviction.request_facts import RequestFacts
+from ..storage.eviction.learned import NUM_SENTINELS
+from ..storage.eviction.segment_traits import NO_HINT, RequestFacts
 from ..storage.eviction.segment_records import Learning, SegmentRecords
-from ..storage.eviction.segment_traits import NO_HINT
 from ..storage.page_rows import NO_PAGE, PLACE, ROW_WORDS, PageRows, pack_place
 from ..storage.victim_queue import NO_VICTIM, ContentKeys, VictimQueue
 from .block_requests import BlockIds, BlockRequests

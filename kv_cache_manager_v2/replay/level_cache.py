@@ -13,11 +13,9 @@ from mypy_extensions import i64
 
 from .. import EvictionPolicy
 from ..storage.drop_order import MOST_STEPS
-from ..storage.eviction.level_order import LevelOrder
-from ..storage.eviction.make_queue import NUM_SENTINELS
-from ..storage.eviction.request_facts import RequestFacts
-from ..storage.eviction.segment_records import Learning, SegmentRecords
-from ..storage.eviction.segment_traits import NO_HINT
+from ..storage.eviction.learned import NUM_SENTINELS
+from ..storage.eviction.segment_records import Learning, LevelOrder, SegmentRecords
+from ..storage.eviction.segment_traits import NO_HINT, RequestFacts
 from ..storage.page_rows import NO_PAGE, PLACE, ROW_WORDS, PageRows, pack_place
 from ..storage.victim_queue import NO_VICTIM, VictimQueue
 from .block_cache import CACHE_PRIORITY, BlockKeys

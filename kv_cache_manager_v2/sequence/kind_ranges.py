@@ -6,8 +6,7 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from ..config.retention import RetentionConfig
-from ..storage.eviction.request_facts import RequestFacts
-from ..storage.eviction.segment_traits import NO_HINT, level_of_kind
+from ..storage.eviction.segment_traits import NO_HINT, RequestFacts, level_of_kind
 
 
 @final

@@ -41,11 +41,10 @@ from .page_fill import DebugFill
 from .decision_digest import REFUSAL, SLOT, DecisionDigest
 from .disk_reads import DiskReads
 from .page_owner import DropWatch
-from .eviction.block_mates import find_block_mates
 from .eviction.hazard_model import MODEL_BYTES
-from .eviction.level_order import NEVER, LevelOrder
-from .eviction.make_queue import NUM_SENTINELS, make_queue
-from .eviction.segment_records import Learning, SegmentRecords
+from .eviction.learned import NUM_SENTINELS, make_queue
+from .eviction.page_notes import find_block_mates
+from .eviction.segment_records import NEVER, Learning, LevelOrder, SegmentRecords
 from .eviction_queue import EvictionQueue
 from .level_slots import LevelSlots
 from .page_fill import clear_at_start

@@ -22,7 +22,8 @@ from kv_cache_manager_v2 import (
 )
 from kv_cache_manager_v2.config.config_codec import decode_config, encode_config
 from kv_cache_manager_v2.replay.rerun import rerun
-from kv_cache_manager_v2.storage.eviction.make_queue import NUM_SENTINELS, make_queue
+from kv_cache_manager_v2.storage.eviction.learned import NUM_SENTINELS, make_queue
+from kv_cache_manager_v2.storage.eviction.segment_records import Learning, SegmentRecords
 from kv_cache_manager_v2.storage.page_rows import PLACE, ROW_WORDS, PageRows, pack_place
 from kv_cache_manager_v2.storage.victim_queue import ContentKeys
 
@@ -183,7 +184,7 @@ class CallCounter:
 def count_calls_of_evictions(policy: EvictionPolicy, num_pages: int) -> int:
     """200 evictions, each followed by a new page, from a queue of so many."""
     rows = PageRows(1, NUM_SENTINELS)
-    queue = make_queue(policy, rows, 0, Numbers(), num_pages)
+    queue = make_queue(policy, rows, 0, Numbers(), num_pages, SegmentRecords(Learning(), 1))
     pages = [rows.add_block() for _ in range(num_pages + 200)]
     for page in pages:
         rows.words[page * ROW_WORDS + PLACE] = pack_place(0, 0, 35)

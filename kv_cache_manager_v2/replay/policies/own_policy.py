@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 from mypy_extensions import i64, mypyc_attr
 
 from ... import EvictionPolicy
-from ...storage.eviction.make_queue import make_queue
+from ...storage.eviction.learned import make_queue
 from ...storage.eviction.segment_records import SegmentRecords
 from ...storage.page_rows import PageRows
 from ...storage.victim_queue import ContentKeys, VictimQueue

@@ -13,55 +13,22 @@ hint is believed: it counts in values, and the features learn what is left by it
 
 Floats are added, multiplied, divided and rooted only, which all processors do alike, and the logistic function is a table.
 
-That table, ``table[(x + 16) * 128]``, is ``65536 / (1 + exp(-x))``, rounded, for x from -16 to 16; at least 1, as nothing is impossible.
+That table, ``table[(x + 16) * 128]``, is ``65536 / (1 + exp(-x))``, rounded, for x from -16 to 16; at least 1, as nothing is impossible,
+and at most 65535. No entry is so near to a half that how a processor rounds ``exp`` could tell.
 """
 
 import struct
-from math import isfinite, sqrt
+from math import exp, isfinite, sqrt
 from typing import Final, final
 
-from librt.vecs import append, vec
+from librt.vecs import vec
 from mypy_extensions import i64
 
 from .segment_traits import FEATURE_LEVELS, FEATURE_SHIFTS, HINT_LEVELS, HINT_SHIFTS, NO_HINT, NUM_FEATURES, NUM_HINTS, waits
 
-
-
-SIGMOID_BITS: Final = 16
-ONE: Final = 1 << SIGMOID_BITS
-LEAST_LOGIT: Final = -16.0
-MOST_LOGIT: Final = 16.0
-STEPS_PER_UNIT: Final = 128
-NUM_ENTRIES: Final = 4097
-_HALF: Final = NUM_ENTRIES // 2
-_PRECISION: Final = 96
-_NUM_TERMS: Final = 16
-
-
-def make_sigmoid_table() -> vec[i64]:
-    """Of Python's integers of any length: exp(-1/128) from its series, and powers of it, each to 96 bits."""
-    one = 1 << _PRECISION
-    step = 0
-    term = one
-    for number in range(1, _NUM_TERMS):
-        step += term
-        term = -term // (STEPS_PER_UNIT * number)
-    table = vec[i64]([0] * NUM_ENTRIES)
-    power = one
-    for distance in range(_HALF + 1):
-        # 1 / (1 + e**-x) for x below 0 is e**x / (1 + e**x).
-        low = ((power << SIGMOID_BITS) + (one + power) // 2) // (one + power)
-        if low < 1:
-            low = 1
-        table[_HALF - distance] = low
-        table[_HALF + distance] = ONE - low
-        power = (power * step) >> _PRECISION
-    return table
-
-
-SIGMOID_TABLE: Final = make_sigmoid_table()
-
-
+_MOST_LOGIT: Final = 16.0
+_STEPS_PER_UNIT: Final = 128
+_LAST_ENTRY: Final = 4096
 NUM_BUCKETS: Final = 14
 EDGES: Final = (0, 1, 2, 3, 4, 5, 8, 11, 15, 21, 29, 40, 57, 114, 228)
 """Where buckets begin and end, in eighths of the capacity."""
@@ -98,6 +65,11 @@ _NUM_WAITING: Final = NUM_BUCKETS - 1
 """Buckets in which pages wait: 14 times the capacity."""
 
 
+def make_sigmoid_entry(entry: int) -> float:
+    logit = entry / _STEPS_PER_UNIT - _MOST_LOGIT
+    return float(min(max(round(65536.0 / (1.0 + exp(-logit))), 1), 65535))
+
+
 @final
 class HazardModel:
     __slots__ = (
@@ -108,24 +80,16 @@ class HazardModel:
         self._weights: Final = vec[float]([0.0] * _NUM_WEIGHTS)
         self._squares: Final = vec[float]([_FIRST_SQUARE] * _NUM_WEIGHTS)
         """Of each weight: the sum of its squared gradients."""
-        self._prior: Final = vec[float]([0.0] * _NUM_WEIGHTS)
-        self._table: Final = vec[float]([float(int(entry)) * _SCALE for entry in SIGMOID_TABLE])
+        self._prior: list[float] = [0.0] * _NUM_WEIGHTS
+        """Weights that it knows at first."""
+        self._table: Final = vec[float]([make_sigmoid_entry(entry) * _SCALE for entry in range(_LAST_ENTRY + 1)])
         """The logistic function."""
         self._widths: Final = vec[float]([float(EDGES[bucket + 1] - EDGES[bucket]) for bucket in range(NUM_BUCKETS)])
         self._shifts: Final = vec[i64](FEATURE_SHIFTS + HINT_SHIFTS)
-        masks: list[int] = []
-        bases: list[int] = []
-        base = 1
-        for levels in FEATURE_LEVELS + HINT_LEVELS:
-            masks.append((1 << (levels - 1).bit_length()) - 1)
-            bases.append(base * _ROW)
-            base += levels
-        assert NUM_FEATURES + NUM_HINTS == _NUM_LEVELS - _GAINS // _ROW, "the rows of gains are not the last ones"
-        assert base * _ROW <= _GAINS + NUM_FEATURES * _ROW, "there are too few weights for all levels"
-        assert _NUM_ALWAYS == NUM_FEATURES + 1 and _HINTS_SHIFT == min(HINT_SHIFTS), "a hint would count as a feature"
-        self._masks: Final = vec[i64](masks)
-        self._bases: Final = vec[i64](bases)
-        self._places: Final = vec[i64]([0] * (1 + NUM_FEATURES + len(HINT_LEVELS)))
+        levels = FEATURE_LEVELS + HINT_LEVELS
+        self._masks: Final = vec[i64]([(1 << (count - 1).bit_length()) - 1 for count in levels])
+        self._bases: Final = vec[i64]([(1 + sum(levels[:feature])) * _ROW for feature in range(NUM_FEATURES + NUM_HINTS)])
+        self._places: Final = vec[i64]([0] * (_NUM_ALWAYS + NUM_HINTS))
         """Where the rows of the traits looked at last begin: that of the bias, those of the features, and of the hints that were given."""
         self._places_of: i64 = -1
         self._num_places: i64 = _NUM_ALWAYS
@@ -137,28 +101,24 @@ class HazardModel:
 
     def begin_from(self, prior: list[float]) -> None:
         """Forget what was learned, and know these weights at first, from now on: as `weights` of another model."""
-        for place in range(_NUM_WEIGHTS):
-            self._prior[place] = prior[place]
+        self._prior = prior
         self.load(b"")
 
     def weights(self) -> list[float]:
         """What it has learned, for `begin_from`: without what was learned of hints, which are another caller's."""
-        weights = [float(weight) for weight in self._weights]
-        return weights[: self._bases[NUM_FEATURES]] + [0.0] * (_NUM_WEIGHTS - int(self._bases[NUM_FEATURES]))
+        num_known = int(self._bases[NUM_FEATURES])
+        return [float(weight) for weight in self._weights][:num_known] + [0.0] * (_NUM_WEIGHTS - num_known)
 
     def load(self, data: bytes) -> bool:
         """Know what another model knew; False, and it knows what it knew at first, where the bytes are no model of this release."""
         count = _NUM_WEIGHTS
-        numbers: list[float] = []
-        if len(data) == MODEL_BYTES:
-            numbers = list(struct.unpack(f"<{2 * count}d", data))
-        is_known = len(numbers) > 0 and all([isfinite(number) for number in numbers]) and min(numbers[count:]) >= _FIRST_SQUARE
-        weights = self._weights
-        squares = self._squares
-        prior = self._prior
+        numbers = list(struct.unpack(f"<{2 * count}d", data)) if len(data) == MODEL_BYTES else [0.0] * (2 * count)
+        is_known = all([isfinite(number) for number in numbers]) and min(numbers[count:]) >= _FIRST_SQUARE
+        if not is_known:
+            numbers = self._prior + [_FIRST_SQUARE if weight == 0.0 else _PRIOR_SQUARE for weight in self._prior]
         for place in range(count):
-            weights[place] = numbers[place] if is_known else prior[place]
-            squares[place] = numbers[count + place] if is_known else _FIRST_SQUARE if prior[place] == 0.0 else _PRIOR_SQUARE
+            self._weights[place] = numbers[place]
+            self._squares[place] = numbers[count + place]
         self._places_of = -1
         return is_known
 
@@ -170,19 +130,15 @@ class HazardModel:
         shifts = self._shifts
         masks = self._masks
         bases = self._bases
-        feature: i64 = 0
-        while feature < NUM_FEATURES:
+        for feature in range(NUM_FEATURES):
             places[feature + 1] = bases[feature] + ((traits >> shifts[feature]) & masks[feature]) * _ROW
-            feature += 1
-        num_places = _NUM_ALWAYS
+        self._num_places = _NUM_ALWAYS
         if traits >> _HINTS_SHIFT != NO_HINT:
-            while feature < NUM_FEATURES + NUM_HINTS:
-                level = (traits >> shifts[feature]) & masks[feature]
-                if level != NO_HINT and self._is_believed(feature):
-                    places[num_places] = bases[feature] + level * _ROW
-                    num_places += 1
-                feature += 1
-        self._num_places = num_places
+            for hint in range(NUM_FEATURES, NUM_FEATURES + NUM_HINTS):
+                level = (traits >> shifts[hint]) & masks[hint]
+                if level != NO_HINT and self._is_believed(hint):
+                    places[self._num_places] = bases[hint] + level * _ROW
+                    self._num_places += 1
 
     def _is_believed(self, feature: i64) -> bool:
         """Whether what the hint has won is more than chance explains."""
@@ -199,13 +155,12 @@ class HazardModel:
         return total
 
     def _chance(self, logit: float) -> float:
-        table = self._table
-        if logit >= MOST_LOGIT:
-            return table[len(table) - 1]
-        if logit <= LEAST_LOGIT:
-            return table[0]
-        entry: i64 = int((logit - LEAST_LOGIT) * STEPS_PER_UNIT)
-        return table[entry]
+        if logit >= _MOST_LOGIT:
+            return self._table[_LAST_ENTRY]
+        if logit <= -_MOST_LOGIT:
+            return self._table[0]
+        entry: i64 = int((logit + _MOST_LOGIT) * _STEPS_PER_UNIT)
+        return self._table[entry]
 
     def chance(self, traits: i64, bucket: i64) -> float:
         """Of a segment that has reached the bucket: to come back in it."""
@@ -217,19 +172,16 @@ class HazardModel:
         19 in 20; NUM_BUCKETS while too little was learned."""
         if self._squares[_SHARED] < _LEAST_LEARNED:
             return NUM_BUCKETS
-        gone = vec[float]()
+        gone: list[float] = []
         alive = 1.0
-        while bucket + len(gone) < NUM_BUCKETS:
-            alive *= 1.0 - self.chance(traits, bucket + len(gone))
-            gone = append(gone, 1.0 - alive)
-        position: i64 = 0
-        while gone[position] < _MOST_RETURNS * gone[len(gone) - 1]:
-            position += 1
-        return bucket + position
+        for column in range(bucket, NUM_BUCKETS):
+            alive *= 1.0 - self.chance(traits, column)
+            gone.append(1.0 - alive)
+        return bucket + len([share for share in gone if share < _MOST_RETURNS * gone[-1]])
 
     def learn(self, traits: i64, bucket: i64, returned: float, num_blocks: i64) -> None:
-        """``returned`` is 1 where so many blocks came back in the bucket, 0 where they passed it."""
-        if waits(traits):
+        """``returned`` is 1 where so many blocks came back in the bucket, 0 where they passed it. Nothing of what is beyond all buckets."""
+        if bucket >= NUM_BUCKETS or waits(traits):
             return
         self._find_places(traits)
         logit = self._sum_column(bucket, _NUM_ALWAYS) + self._sum_column(_SHARED, _NUM_ALWAYS)
@@ -244,15 +196,12 @@ class HazardModel:
     def _step(self, place: i64, bucket: i64, gradient: float) -> None:
         weights = self._weights
         squares = self._squares
-        square = gradient * gradient
         at = place + bucket
-        sum_of_squares = squares[at] + square
-        squares[at] = sum_of_squares
-        weights[at] -= gradient * _RATE / sqrt(sum_of_squares)
+        squares[at] += gradient * gradient
+        weights[at] -= gradient * _RATE / sqrt(squares[at])
         at = place + _SHARED
-        sum_of_squares = squares[at] + square
-        squares[at] = sum_of_squares
-        weights[at] -= gradient * _SHARED_RATE / sqrt(sum_of_squares)
+        squares[at] += gradient * gradient
+        weights[at] -= gradient * _SHARED_RATE / sqrt(squares[at])
 
     def _learn_hints(self, traits: i64, bucket: i64, returned: float, weight: float, logit: float) -> float:
         """``logit``: by the features alone. The logit with the hints that are believed.

@@ -16,18 +16,21 @@ from typing import Final, final
 from librt.vecs import append, vec
 from mypy_extensions import i64
 
+from ...config.eviction_policy import EvictionPolicy
+from ..eviction_queue import EvictionQueue
 from ..page_rows import LINKS, LOW_MASK, NO_SHIFT, ROW_WORDS, PageRows
-from ..victim_queue import NO_VICTIM, ContentKeys
-from .block_mates import BlockMates
+from ..victim_queue import NO_VICTIM, NUM_PRIORITIES, ContentKeys, VictimQueue
 from .page_notes import (
+    ALL_USES,
     FIRST_BIT,
     IN_SEGMENT,
     IN_USE,
     MOVING,
+    SEGMENT_SHIFT,
     STATUS_MASK,
     UNKNOWN,
     USES_MASK,
-    between,
+    BlockMates,
     in_segment,
     in_use,
     segment_of_note,
@@ -51,18 +54,15 @@ from .segment_table import (
 )
 from .segment_traits import MOST_USES, PATH_SHIFT, WAITING, waits
 
+NUM_SENTINELS: Final = NUM_PRIORITIES
+"""The rows that a queue threads its lines through."""
 _USES_BITS: Final = 6
 """In a description: below the traits of the page's segment."""
 
 
 @final
 class LearnedQueue(RequestRuns):
-    __slots__ = ("_keys",)
-
-    def __init__(self, rows: PageRows, first_sentinel: i64, keys: ContentKeys, records: SegmentRecords) -> None:
-        """``first_sentinel``: of a row per priority."""
-        super().__init__(rows, first_sentinel, records)
-        self._keys: Final = keys
+    __slots__ = ()
 
     # -- coming -------------------------------------------------------------------------------------------------------
 
@@ -74,8 +74,8 @@ class LearnedQueue(RequestRuns):
         if count == 0:
             return
         self._learn_return()
-        if self.records.ghosts.num_runs > 0:
-            self._ask_ghosts(self._keys, pages, count)
+        if self._table.num_runs > 0:
+            self._ask_ghosts(pages, count)
         self._see(pages, count)
         mates = self.records.block_mates
         if mates is not None:
@@ -93,15 +93,15 @@ class LearnedQueue(RequestRuns):
         while begin < count:
             page = pages[begin]
             note = i64(notes[page])
-            end = begin + 1
             if note & STATUS_MASK == MOVING:
-                end = self._arrive(pages, begin, count)
-            elif note & (FIRST_BIT | STATUS_MASK) == FIRST_BIT | IN_USE:
+                begin = self._arrive(pages, begin, count)
+                continue
+            if note & (FIRST_BIT | STATUS_MASK) == FIRST_BIT | IN_USE:
                 self.push_first(page)
             else:
                 pages[num_used] = page
                 num_used += 1
-            begin = end
+            begin += 1
         return num_used
 
     def _take_mates_along(self, mates: BlockMates, pages: vec[i64], count: i64) -> vec[i64]:
@@ -132,11 +132,11 @@ class LearnedQueue(RequestRuns):
         run = run[:num_pages]
         begin: i64 = 0
         while begin < len(taken):
-            segment = segment_of_note(self._notes.get(taken[begin]))
-            end = self._notes.change_run(in_segment(segment, 0), in_segment(segment, 0), taken, begin, len(taken))
+            segment = self._notes.segment_at(taken[begin])
+            end = self._notes.change_run(taken, begin, len(taken), 0)
             self.remove_run(segment, taken, begin, end)
             self.records.note_left(segment, end - begin)
-            self._free_if_empty(segment)
+            self._table.free_if_empty(segment)
             for position in range(begin, end):
                 notes[taken[position]] = notes[mates.first_page(taken[position]) + mates.leading]
             begin = end
@@ -166,17 +166,13 @@ class LearnedQueue(RequestRuns):
 
     def _leave(self, page: i64) -> i64:
         """Out of its segment, which stays even where that was the last page; the segment. NO_SEGMENT for a page that goes first."""
-        note = self._notes.get(page)
-        if note & STATUS_MASK == IN_SEGMENT:
-            self.remove_run(segment_of_note(note), self._alone(page), 0, 1)
-            return segment_of_note(note)
-        assert note & (FIRST_BIT | STATUS_MASK) == FIRST_BIT | IN_USE, "a page left an eviction queue that it was not in"
-        super().remove(page)
-        return NO_SEGMENT
-
-    def _free_if_empty(self, segment: i64) -> None:
-        if segment != NO_SEGMENT and self._table.words[segment * SEGMENT_WORDS + COUNTS] == 0:
-            self._table.free(segment)
+        segment = self._notes.segment_at(page)
+        if segment != NO_SEGMENT:
+            self.remove_run(segment, self._alone(page), 0, 1)
+        else:
+            assert self.stands_first(page), "a page left an eviction queue that it was not in"
+            super().remove(page)
+        return segment
 
     def use(self, page: i64) -> None:
         note = self._notes.get(page)
@@ -186,7 +182,7 @@ class LearnedQueue(RequestRuns):
             return
         self._begin_return(segment)
         self._take_back(self._alone(page), 0, 1, count_all(self._table.words[segment * SEGMENT_WORDS + COUNTS]))
-        self._free_if_empty(segment)
+        self._table.free_if_empty(segment)
 
     def hold_run(self, pages: vec[i64], count: i64) -> None:
         begin: i64 = 0
@@ -196,7 +192,7 @@ class LearnedQueue(RequestRuns):
             if segment != NO_SEGMENT:
                 # The page that has left is no example of passing.
                 self.records.pass_buckets(segment)
-                end = self._notes.change_run(in_segment(segment, 0), between(segment), pages, begin, count)
+                end = self._notes.change_run(pages, begin, count, MOVING - IN_SEGMENT)
                 if begin + 1 < end:
                     self.remove_run(segment, pages, begin + 1, end)
                 self.records.note_left(segment, end - begin)
@@ -208,9 +204,8 @@ class LearnedQueue(RequestRuns):
         begin: i64 = 0
         while begin < count:
             segment = self._held_segment(pages[begin])
-            end = begin + 1
+            end = self._notes.change_run(pages, begin, count, 0)
             if segment != NO_SEGMENT:
-                end = self._notes.change_run(between(segment), between(segment), pages, begin, count)
                 num_held[int(segment)] = num_held.get(int(segment), 0) + int(end - begin)
             ends = append(ends, end)
             begin = end
@@ -224,7 +219,7 @@ class LearnedQueue(RequestRuns):
                 self.records.note_come(segment, end - begin)
                 num_left = count_all(self._table.words[segment * SEGMENT_WORDS + COUNTS]) + num_held[int(segment)]
                 self._take_back(pages, begin, end, num_left)
-                self._free_if_empty(segment)
+                self._table.free_if_empty(segment)
             else:
                 for position in range(begin, end):
                     note = self._notes.get(pages[position])
@@ -243,7 +238,7 @@ class LearnedQueue(RequestRuns):
         self._notes.set(page, UNKNOWN)
         if segment != NO_SEGMENT:
             self.records.note_left(segment, 1)
-        self._free_if_empty(segment)
+        self._table.free_if_empty(segment)
 
     def evict(self, page: i64) -> None:
         self.evict_run(self._alone(page), 1)
@@ -252,24 +247,18 @@ class LearnedQueue(RequestRuns):
         notes = self._notes.notes
         begin: i64 = 0
         while begin < count:
-            note = i64(notes[pages[begin]])
-            segment: i64 = NO_SEGMENT
-            end = begin + 1
-            if note & STATUS_MASK == IN_SEGMENT:
-                segment = segment_of_note(note)
-                end = self._notes.change_run(in_segment(segment, 0), in_segment(segment, 0), pages, begin, count)
-                self.remove_run(segment, pages, begin, end)
-            else:
-                while end < count and self.stands_first(pages[end]):
-                    end += 1
-                self._unlink(pages, begin, end)
-            for position in range(begin, end):
-                notes[pages[position]] = UNKNOWN
+            segment = self._notes.segment_at(pages[begin])
+            end = self._notes.change_run(pages, begin, count, 0)
             if segment != NO_SEGMENT:
+                self.remove_run(segment, pages, begin, end)
                 key = self._keys.content_key(pages[begin])
                 top_key = key if end - begin == 1 else self._keys.content_key(pages[end - 1])
                 self.records.add_ghosts(segment, key, top_key, end - begin)
-            begin = end
+            else:
+                self._unlink(pages, begin, end)
+            while begin < end:
+                notes[pages[begin]] = UNKNOWN
+                begin += 1
 
     def take_victim(self, page: i64) -> None:
         if self.records.learns_below(self._number):
@@ -298,7 +287,7 @@ class LearnedQueue(RequestRuns):
         note = self._notes.get(pages[begin])
         segment = segment_of_note(note)
         if self._table.is_used(segment):
-            end = self._notes.change_run(between(segment), between(segment), pages, begin, count)
+            end = self._notes.change_run(pages, begin, count, 0)
             self.records.note_come(segment, end - begin)
             while begin < end:
                 behind = begin + 1
@@ -306,7 +295,7 @@ class LearnedQueue(RequestRuns):
                     behind += 1
                 goal = self._find_like(segment, pages[begin])
                 self.add(goal, pages, begin, behind)
-                begin = self._notes.change_run(between(segment), in_segment(goal, 0), pages, begin, behind)
+                begin = self._notes.change_run(pages, begin, behind, ((goal - segment) << SEGMENT_SHIFT) + IN_SEGMENT - MOVING)
             return end
         # Forgotten meanwhile.
         self._notes.set(pages[begin], in_use(uses_of_note(note), 0, False))
@@ -335,32 +324,24 @@ class LearnedQueue(RequestRuns):
 
     def requeue(self, page: i64) -> None:
         """As old as it was, and with the same value."""
-        if self.stands_first(page):
-            super().remove(page)
-            super().push(page)
-            return
-        segment = self._leave(page)
-        self._put_in(self._find_like(segment, page), page)
-        self._free_if_empty(segment)
+        self._stand_again(page, self._notes.segment_at(page))
 
     def defer(self, page: i64, below: i64) -> None:
         """All of the page's segment goes after that of the other: what stands in it is above the page mostly, and so above the other. The
         page alone goes into the other's segment where that would not help."""
-        note = self._notes.get(page)
-        below_note = self._notes.get(below)
-        is_below_first = below_note & STATUS_MASK != IN_SEGMENT
-        priority = self._rows.priority(page)
-        if (
-            note & STATUS_MASK == IN_SEGMENT and not is_below_first
-            and self.records.put_after(segment_of_note(note), segment_of_note(below_note), priority)
-        ):  # fmt: skip
-            return
+        segment = self._notes.segment_at(page)
+        other = self._notes.segment_at(below)
+        if segment == NO_SEGMENT or other == NO_SEGMENT or not self.records.put_after(segment, other, self._rows.priority(page)):
+            self._stand_again(page, segment if other == NO_SEGMENT else other)
+
+    def _stand_again(self, page: i64, like: i64) -> None:
+        """The page goes to one that is like that segment, or to those that go before all others."""
         segment = self._leave(page)
-        if segment == NO_SEGMENT and is_below_first:
+        if like == NO_SEGMENT:
             super().push(page)
         else:
-            self._put_in(self._find_like(segment if is_below_first else segment_of_note(below_note), page), page)
-        self._free_if_empty(segment)
+            self._put_in(self._find_like(like, page), page)
+        self._table.free_if_empty(segment)
 
     def stands_first(self, page: i64) -> bool:
         return self._notes.get(page) & (FIRST_BIT | STATUS_MASK) == FIRST_BIT | IN_USE
@@ -374,19 +355,24 @@ class LearnedQueue(RequestRuns):
         return self._find_first(self.records.all_learn or not self.records.learns_below(self._number))
 
     def _find_first(self, is_dropped: bool) -> i64:
-        page = self._first(is_dropped)
         mates = self.records.block_mates
-        while mates is not None and page != NO_VICTIM and self._goes_later(mates, page):
-            page = self._first(is_dropped)
-        return page
+        words = self._table.words
+        while True:
+            page = super().first()
+            if page == NO_VICTIM or self.stands_first(page):
+                return page
+            if is_dropped:
+                oldest = self.records.find_oldest(self._number, self._notes.segment_at(page))
+                if oldest != NO_SEGMENT and words[oldest * SEGMENT_WORDS + KEY] >> PRIORITY_SHIFT == self._rows.priority(page):
+                    page = words[oldest * SEGMENT_WORDS + SEGMENT_PLACE] & LOW
+            if mates is None or not self._goes_later(mates, page):
+                return page
+            words = self._table.words
 
     def _goes_later(self, mates: BlockMates, page: i64) -> bool:
         """A victim goes after its block's leading page: to those that wait, if that one was reused, or into its segment. Its own stays, as
         `_leave` says: other pages of it may be held, and come back there."""
-        note = self._notes.get(page)
-        if note & STATUS_MASK != IN_SEGMENT:
-            return False
-        segment = segment_of_note(note)
+        segment = self._notes.segment_at(page)
         priority = self._rows.priority(page)
         if mates.waits(page):
             if waits(self._table.words[segment * SEGMENT_WORDS + STATE]):
@@ -396,39 +382,23 @@ class LearnedQueue(RequestRuns):
             self.records.note_pushed(1)
             goal = self._find_segment(WAITING << PATH_SHIFT, priority, 0)
         else:
-            leading = mates.first_page(page) + mates.leading
-            leading_note = self._notes.get(leading)
-            goal = segment_of_note(leading_note)
-            if (
-                page == leading or leading_note & STATUS_MASK != IN_SEGMENT or goal == segment
-                or not self._table.has_pages_of(goal, self._number, priority)
-            ):  # fmt: skip
+            goal = self._notes.segment_at(mates.first_page(page) + mates.leading)
+            if goal == segment or not self._table.has_pages_of(goal, self._number, priority):
                 return False
             self._leave(page)
         self._put_in(goal, page)
         return True
 
-    def _first(self, is_dropped: bool) -> i64:
-        page = super().first()
-        if page == NO_VICTIM or not is_dropped or self.stands_first(page):
-            return page
-        oldest = self.records.find_oldest(self._number, segment_of_note(self._notes.get(page)))
-        if oldest != NO_SEGMENT and self._table.words[oldest * SEGMENT_WORDS + KEY] >> PRIORITY_SHIFT == self._rows.priority(page):
-            return self._table.words[oldest * SEGMENT_WORDS + SEGMENT_PLACE] & LOW
-        return page
-
     def list_following(self, page: i64, pages: vec[i64], begin: i64, end: i64) -> i64:
-        note = self._notes.get(page)
-        if note & STATUS_MASK != IN_SEGMENT:
-            count = super().list_following(page, pages, begin, end)
-            while count > 0 and not self.stands_first(pages[begin + count - 1]):
-                count -= 1
-            return count
+        """Those of its segment, or those that go before all others."""
         words = self._rows.words
-        last = self._table.words[segment_of_note(note) * SEGMENT_WORDS + SEGMENT_PLACE] >> 32
+        notes = self._notes.notes
+        kind = i64(notes[page]) & ~ALL_USES
         position = begin
-        while position < end and page != last:
+        while position < end:
             page = words[page * ROW_WORDS + LINKS] & LOW_MASK
+            if i64(notes[page]) & ~ALL_USES != kind:
+                break
             pages[position] = page
             position += 1
         return position - begin
@@ -446,11 +416,10 @@ class LearnedQueue(RequestRuns):
         pages = self.collect()
         found = [(0, page, 0) for page in pages if self.stands_first(page)]
         for page in pages:
-            note = self._notes.get(page)
-            if note & STATUS_MASK == IN_SEGMENT:
-                at = segment_of_note(note) * SEGMENT_WORDS
-                traits = words[at + STATE] & TRAITS_MASK
-                found.append((int(words[at + STAMP] >> STAMP_SHIFT), page, int(traits << _USES_BITS | uses_of_note(note))))
+            at = self._notes.segment_at(page) * SEGMENT_WORDS
+            if at != NO_SEGMENT:
+                known = (words[at + STATE] & TRAITS_MASK) << _USES_BITS | uses_of_note(self._notes.get(page))
+                found.append((int(words[at + STAMP] >> STAMP_SHIFT), page, int(known)))
         return found
 
     def check(self) -> None:
@@ -461,3 +430,23 @@ def _used_again(note: i64) -> i64:
     """The note of a page whose segment is not known."""
     uses = uses_of_note(note)
     return in_use(uses + 1 if uses < MOST_USES else uses, 0, False)
+
+
+def make_queue(
+    policy: EvictionPolicy,
+    rows: PageRows,
+    first_sentinel: i64,
+    keys: ContentKeys,
+    num_slots: i64,
+    records: SegmentRecords,
+) -> VictimQueue:
+    """``first_sentinel``: of NUM_SENTINELS rows. ``records``: of the pool group, for the queues of its
+    levels in their order, whatever their policies.
+    """
+    queue: VictimQueue = EvictionQueue(rows, first_sentinel)
+    if policy is EvictionPolicy.LEARNED:
+        queue = LearnedQueue(rows, first_sentinel, keys, records)
+    else:
+        records.add_level(None)
+    queue.set_capacity(num_slots)
+    return queue

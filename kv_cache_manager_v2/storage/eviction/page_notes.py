@@ -1,4 +1,4 @@
-"""What LEARNED knows of each page, in four bytes: how often it was used, and the segment that it is in.
+"""What LEARNED knows of each page, in four bytes: how often it was used, and the segment that it is in; and which pages go together.
 
 A page is in one place, so all queues of a storage share these notes.
 
@@ -11,11 +11,13 @@ A page is in one place, so all queues of a storage share these notes.
 
 from typing import Final, final
 
-from librt.vecs import vec
+from librt.vecs import append, vec
 from mypy_extensions import i32, i64
 
 from ...base.growing_arrays import fill_numbers, reserve_numbers
-from ..page_rows import PageRows, RowColumn
+from ...layout.slot_layout import SlotLayout
+from ..page_rows import NO_PAGE, ONE_HOLD, PLACE, ROW_WORDS, PageRows, RowColumn
+from .segment_table import NO_SEGMENT
 
 UNKNOWN: Final = 0
 IN_SEGMENT: Final = 1
@@ -26,7 +28,7 @@ USES_SHIFT: Final = 2
 USES_MASK: Final = 63
 SEGMENT_SHIFT: Final = 8
 MOST_SEGMENTS: Final = (1 << 23) - 1
-_ALL_USES: Final = USES_MASK << USES_SHIFT
+ALL_USES: Final = USES_MASK << USES_SHIFT
 AGE_SHIFT: Final = 8
 AGE_MASK: Final = 15
 BRANCH_BIT: Final = 1 << 12
@@ -63,16 +65,22 @@ class PageNotes(RowColumn):
     def get(self, page: i64) -> i64:
         return i64(self.notes[page])
 
-    def change_run(self, old: i64, new: i64, pages: vec[i64], begin: i64, count: i64) -> i64:
-        """How far the pages from ``begin`` on have the note ``old``, but for their uses; that is ``new`` now, with the same uses."""
+    def segment_at(self, page: i64) -> i64:
+        """That the page is in, queued; or NO_SEGMENT, as of a row that is no page."""
+        note = i64(self.notes[page])
+        return segment_of_note(note) if note & STATUS_MASK == IN_SEGMENT else NO_SEGMENT
+
+    def change_run(self, pages: vec[i64], begin: i64, count: i64, by: i64) -> i64:
+        """How far the pages from ``begin`` on have the note of the first one, but for their uses; these notes are larger by so much now."""
         notes = self.notes
+        kind = i64(notes[pages[begin]]) & ~ALL_USES
         end = begin
         while end < count:
             note = i64(notes[pages[end]])
-            if note & ~_ALL_USES != old:
+            if note & ~ALL_USES != kind:
                 break
-            if new != old:
-                entry: int = note - old + new
+            if by != 0:
+                entry: int = note + by
                 notes[pages[end]] = entry
             end += 1
         return end
@@ -87,11 +95,6 @@ def in_segment(segment: i64, uses: i64) -> i64:
     return (segment << SEGMENT_SHIFT) | (uses << USES_SHIFT) | IN_SEGMENT
 
 
-def between(segment: i64) -> i64:
-    """The note of a page of the segment that is between two queues, or held, but for its uses."""
-    return (segment << SEGMENT_SHIFT) | MOVING
-
-
 def in_use(uses: i64, age: i64, is_branch: bool) -> i64:
     """``age``: the bucket plus 1, or 0."""
     return (BRANCH_BIT if is_branch else 0) | (age << AGE_SHIFT) | (uses << USES_SHIFT) | IN_USE
@@ -103,3 +106,51 @@ def uses_of_note(note: i64) -> i64:
 
 def segment_of_note(note: i64) -> i64:
     return note >> SEGMENT_SHIFT
+
+
+@final
+class BlockMates:
+    """Pages of one block that go together: a windowed layer's page and that of a layer without a window, in one pool group. ``leading``:
+    the life cycle without a window; ``others``: the windowed ones.
+
+    A match that ends at a block needs its window's pages as much as all full pages before it, so a window's page is as valuable as all
+    that it makes reachable. A policy that learns from returns alone would see few: one match needs one of the windows that a path has. So
+
+    - a windowed page that is released in mid-run, while its block's *leading* page (that without a window) is in use, waits: it goes after
+      all others, until the leading page is released;
+    - a leading page that is released takes the queued pages of its block along, into its own segment.
+    """
+
+    __slots__ = ("leading", "others", "_rows")
+
+    def __init__(self, rows: PageRows, leading: i64, others: vec[i64]) -> None:
+        self.leading: Final = leading
+        self.others: Final = others
+        self._rows: Final = rows
+
+    def first_page(self, page: i64) -> i64:
+        rows = self._rows
+        return rows.first_page_of_blocks + rows.block_number(page) * rows.num_life_cycles
+
+    def waits(self, page: i64) -> bool:
+        """Whether the page is not the leading one of its block, and that one is in use."""
+        leading = self.first_page(page) + self.leading
+        if page == leading:
+            return False
+        place = self._rows.words[leading * ROW_WORDS + PLACE]
+        return place != NO_PAGE and place >= ONE_HOLD
+
+
+def find_block_mates(rows: PageRows, layout: SlotLayout, pool_group: int) -> BlockMates | None:
+    """None where no life cycle of the pool group has a window, or all have one."""
+    leading: i64 = -1
+    others = vec[i64]()
+    for life_cycle, cycle in enumerate(layout.life_cycles):
+        if layout.pool_group_indices[life_cycle] == pool_group and cycle.has_page_per_block:
+            if cycle.window_size is not None:
+                others = append(others, life_cycle)
+            elif leading < 0:
+                leading = life_cycle
+    if leading < 0 or len(others) == 0:
+        return None
+    return BlockMates(rows, leading, others)

@@ -27,9 +27,7 @@ from mypy_extensions import i32, i64
 NUM_PARTS: Final = 4096
 """How far back it knows, a power of two: 64 times what fills the cache."""
 _PAGE: Final = 1024
-"""A page, as counted."""
-_SAVED: Final = 1
-"""Per page pushed: one of 1,024."""
+"""A page, as counted: for each one that was pushed one of 1,024 is saved."""
 _FADE_SHIFT: Final = 12
 _MOST_CREDIT: Final = 512
 """Per slot: half a page."""
@@ -98,13 +96,12 @@ class RecencyShadow:
 
     def end_part(self, stamp: i64, num_pushed: i64) -> None:
         """In that part, which is over, so many pages were pushed."""
-        self._counts[stamp & (NUM_PARTS - 1)] += num_pushed
-        self.num_pages += num_pushed
+        self.note_come(stamp, num_pushed)
         if stamp + 1 - self.oldest == NUM_PARTS:
             self._drop_oldest()
         if self._credit > 0:
             self._credit -= self._credit >> _FADE_SHIFT
-        self._earn(num_pushed * _SAVED)
+        self._earn(num_pushed)
         self._debt_allowed = min(self._debt_allowed + num_pushed * _DEBT, self._most_debt)
         if self.is_barred and self._credit * 4 >= -3 * self._debt_allowed:
             self.is_barred = False
@@ -120,11 +117,8 @@ class RecencyShadow:
 
     def note_left(self, stamp: i64, count: i64 = 1) -> bool:
         """So many pages that were pushed then are counted there no more; whether recency would have had them."""
-        if stamp < self.oldest:
-            return False
-        self._counts[stamp & (NUM_PARTS - 1)] -= count
-        self.num_pages -= count
-        return True
+        self.note_come(stamp, -count)
+        return stamp >= self.oldest
 
     def note_hit(self, stamp: i64, count: i64 = 1) -> None:
         """So many pages that were pushed then came back, and are there."""

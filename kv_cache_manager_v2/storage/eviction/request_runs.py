@@ -15,9 +15,7 @@ from mypy_extensions import i32, i64
 
 from ..page_rows import NO_PAGE, NO_SHIFT, ONE_HOLD, PLACE, ROW_WORDS, PageRows, priority_of_place
 from ..victim_queue import NUM_PRIORITIES, ContentKeys
-from .hazard_model import NUM_BUCKETS
 from .page_notes import AGE_MASK, AGE_SHIFT, BRANCH_BIT, UNKNOWN, in_segment, in_use, uses_of_note
-from .request_facts import NO_REQUEST
 from .segment_records import SegmentRecords
 from .segment_table import BOTTOM, COUNTS, HIGH_SHIFT, MOST_PARTS, NO_SEGMENT, SEGMENT_WORDS, STAMP, STAMP_SHIFT, STATE, TRAITS_MASK
 from .segment_traits import (
@@ -33,6 +31,7 @@ from .segment_traits import (
     MOST_USES,
     NEW_PATH,
     NEW_SHIFT,
+    NO_REQUEST,
     PATH_SHIFT,
     TEXT_SHIFT,
     WAITING,
@@ -52,27 +51,17 @@ _NO_CLASS: Final = -1
 
 class RequestRuns(ValueLines):
     __slots__ = (
-        "records", "_number", "_serial", "_num_blocks", "_length", "_num_new", "_path", "_last_block", "_block_before", "_num_parts",
-        "_current", "_current_class", "_latest", "_returned", "_returned_traits", "_returned_stamp", "_returned_bucket", "_num_returned",
+        "records", "_keys", "_number", "_serial", "_num_blocks", "_length", "_num_new", "_path", "_last_block", "_block_before",
+        "_num_parts", "_current", "_current_class", "_latest", "_returned", "_returned_traits", "_returned_stamp", "_returned_bucket",
+        "_num_returned",
     )  # fmt: skip
 
-    _serial: i64
-    """Of the request whose pages come, or the latest one."""
-    _num_blocks: i64
-    """Of it, pushed so far."""
-    _length: i64
-    """In blocks, where the request says nothing of it."""
-    _num_new: i64
-    _path: i64
-    _last_block: i64
-    """The first block that it pushed."""
-    _block_before: i64
-
-    def __init__(self, rows: PageRows, first_sentinel: i64, records: SegmentRecords) -> None:
+    def __init__(self, rows: PageRows, first_sentinel: i64, keys: ContentKeys, records: SegmentRecords) -> None:
         """``first_sentinel``: of a row per priority."""
         super().__init__(rows, first_sentinel, records.table, records.notes)
         records.notes.join(rows)
         self.records: Final = records
+        self._keys: Final = keys
         self._begin_request(NO_REQUEST)
         self._num_parts: i64 = 0
         """Segments that the latest run became."""
@@ -111,20 +100,19 @@ class RequestRuns(ValueLines):
         pages_beside = self.records.pages_per_block - 1
         num_returned = self._num_returned
         notes = self._notes.notes
-        position = begin
-        while position < end:
+        for position in range(begin, end):
             page = pages[position]
-            position += 1
             num_returned += 1
             uses = min(uses_of_note(i64(notes[page])) + 1, MOST_USES)
-            entry: int = in_use(uses, self._returned_bucket + 1, num_left + end - position > pages_beside * num_returned)
+            entry: int = in_use(uses, self._returned_bucket + 1, num_left + end - position > pages_beside * num_returned + 1)
             notes[page] = entry
         self._num_returned = num_returned
         self.records.shadow.note_hit(self.records.part_of(self._returned_stamp), end - begin)
 
-    def _ask_ghosts(self, keys: ContentKeys, pages: vec[i64], count: i64) -> None:
+    def _ask_ghosts(self, pages: vec[i64], count: i64) -> None:
         """New pages of a run, the first of the path last, are noted as having come back where ghosts say so."""
         records = self.records
+        keys = self._keys
         notes = records.notes.notes
         num_unknown: i64 = 0
         position = count
@@ -134,7 +122,7 @@ class RequestRuns(ValueLines):
             if i64(notes[page]) != UNKNOWN:
                 num_unknown = 0
                 continue
-            segment = records.ghosts.find(keys.content_key(page))
+            segment = records.table.find_top(keys.content_key(page))
             if segment == NO_SEGMENT:
                 num_unknown += 1
                 continue
@@ -150,35 +138,35 @@ class RequestRuns(ValueLines):
                     num_back = (num_back + 1) >> 1
                     is_branch = True
             uses = min(least_uses(records.table.words[segment * SEGMENT_WORDS + STATE]) + 1, MOST_USES)
-            bucket = records.learn_return(segment, num_back)
-            records.take_ghosts(segment)
-            entry: int = in_use(uses, bucket + 1, is_branch)
+            entry: int = in_use(uses, records.bring_back(segment, num_back) + 1, is_branch)
             # What is above on the path was there as well, since no ghost of it is known.
-            upper = position + num_unknown
+            end = position + num_unknown + 1
             position -= num_back - 1
-            while upper >= position:
-                if i64(notes[pages[upper]]) == UNKNOWN:
-                    notes[pages[upper]] = entry
-                upper -= 1
+            for back in range(position, end):
+                if i64(notes[pages[back]]) == UNKNOWN:
+                    notes[pages[back]] = entry
             num_unknown = 0
 
     def _learn_return(self) -> None:
         """Something else comes: the example is complete."""
         if self._num_returned > 0:
-            if self._returned_bucket < NUM_BUCKETS:
-                self.records.model.learn(self._returned_traits, self._returned_bucket, 1.0, self._num_returned)
+            self.records.model.learn(self._returned_traits, self._returned_bucket, 1.0, self._num_returned)
             self._num_returned = 0
 
     # -- runs that are released ---------------------------------------------------------------------------------------
 
     def _begin_request(self, serial: i64) -> None:
-        self._serial = serial
-        self._num_blocks = 0
-        self._length = 0
-        self._num_new = 0
-        self._path = NEW_PATH
-        self._last_block = _NO_BLOCK
-        self._block_before = _NO_BLOCK
+        self._serial: i64 = serial
+        """Of the request whose pages come, or the latest one."""
+        self._num_blocks: i64 = 0
+        """Of it, pushed so far."""
+        self._length: i64 = 0
+        """In blocks, where the request says nothing of it."""
+        self._num_new: i64 = 0
+        self._path: i64 = NEW_PATH
+        self._last_block: i64 = _NO_BLOCK
+        """The first block that it pushed."""
+        self._block_before: i64 = _NO_BLOCK
 
     def _see(self, pages: vec[i64], count: i64) -> None:
         """A run is about to be pushed: how much of it is new, and where its path has come from."""
@@ -262,9 +250,8 @@ class RequestRuns(ValueLines):
 
     def _find_segment(self, segment_class: i64, priority: i64, first_block: i64) -> i64:
         """Where pages of that class go that are pushed now: to those before them, or into a segment of their own."""
-        current = self._current
-        if current != NO_SEGMENT and self._current_class == segment_class and self._may_join(current, priority):
-            return current
+        if self._may_join(segment_class, priority):
+            return self._current
         request = self.records.request
         length = self._length if request.num_blocks == 0 else request.num_blocks
         depth = length - first_block
@@ -280,22 +267,19 @@ class RequestRuns(ValueLines):
 
     def _find_described(self, traits: i64, priority: i64, is_later: bool) -> i64:
         """Where a page goes that was in a segment with those traits in another process, later than the page before or not."""
-        current = self._current
-        if current != NO_SEGMENT and not is_later and self._current_class == ~traits and self._may_join(current, priority):
-            return current
+        if not is_later and self._may_join(~traits, priority):
+            return self._current
         self._num_parts = 0
         return self._make_segment(~traits, traits, priority)
 
     def _make_segment(self, segment_class: i64, traits: i64, priority: i64) -> i64:
         records = self.records
-        part = self._num_parts if self._num_parts < MOST_PARTS else MOST_PARTS
+        part = min(self._num_parts, MOST_PARTS)
         self._num_parts += 1
+        latest = self._latest[priority]
+        if not records.has_room() and self._table.has_pages_of(latest, self._number, priority):
+            return latest
         segment = records.add_segment(self._number, traits, priority, part)
-        if segment == NO_SEGMENT:
-            latest = self._latest[priority]
-            if latest != NO_SEGMENT and self._table.has_pages_of(latest, self._number, priority):
-                return latest
-            segment = records.add_segment_anyway(self._number, traits, priority, part)
         self._current = segment
         self._current_class = segment_class
         self._latest[priority] = segment
@@ -303,8 +287,10 @@ class RequestRuns(ValueLines):
         assert self._table.is_used(segment), "a segment was forgotten before it had pages"
         return segment
 
-    def _may_join(self, segment: i64, priority: i64) -> bool:
-        if not self._table.has_pages_of(segment, self._number, priority):
+    def _may_join(self, segment_class: i64, priority: i64) -> bool:
+        """Whether pages of that class that come now join those before them."""
+        segment = self._current
+        if self._current_class != segment_class or not self._table.has_pages_of(segment, self._number, priority):
             return False
         age = self.records.clock - (self._table.words[segment * SEGMENT_WORDS + STAMP] >> STAMP_SHIFT)
         return age <= 1 + (self.records.capacities[self._number] >> _JOIN_SHIFT) or self._serial != NO_REQUEST

@@ -8,7 +8,8 @@ both ends of the run that they are. If that content comes back, the segment has 
     ghost        -> in a queue       its content comes back, in a segment of the request that brings it
     any          -> forgotten        the oldest ghosts, when there are too many ghosts or segments
 
-The clock counts pages of requests, hits included, on all levels.
+The clock counts pages of requests, hits included, on all levels: these have their segments in one table, with one clock and one model, so
+that their pages can be compared.
 """
 
 from typing import Final, final
@@ -16,15 +17,20 @@ from typing import Final, final
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from .block_mates import BlockMates
-from .ghost_runs import GhostRuns
+from ..page_rows import PageRows
 from .hazard_model import EDGE_UNIT, EDGES, NUM_BUCKETS, HazardModel
-from .page_notes import MOST_SEGMENTS, PageNotes
+from .page_notes import (
+    AGE_MASK,
+    AGE_SHIFT,
+    MOST_SEGMENTS,
+    UNKNOWN,
+    BlockMates,
+    PageNotes,
+    uses_of_note,
+)
 from .recency_shadow import RecencyShadow
-from .request_facts import RequestFacts
 from .segment_table import (
     BOTTOM,
-    BUCKET_SHIFT,
     COUNTS,
     HIGH_SHIFT,
     KEY,
@@ -46,6 +52,7 @@ from .segment_table import (
     count_all,
     queue_of_state,
 )
+from .segment_traits import AGE_SHIFT as AGE_TRAIT, RequestFacts, level_of_uses, waits
 from .value_lines import ValueLines
 
 GHOSTS_PER_SLOT: Final = 8
@@ -58,6 +65,7 @@ _NUM_REFRESHED: Final = 2
 _MOST_TWINS: Final = 4
 _PARTS_PER_CACHE: Final = 64
 """Parts of the clock in which `RecencyShadow` counts."""
+NEVER: Final = -1
 
 
 @final
@@ -77,8 +85,8 @@ class SegmentRecords:
     """``clock``: pages of requests so far. Queues are numbered in the order of their levels."""
 
     __slots__ = (
-        "model", "request", "notes", "table", "ghosts", "lines", "clock", "pages_per_block", "block_mates", "all_learn", "shadow",
-        "capacities", "_edges", "_most_segments", "_most_ghosts", "_part_length", "_part", "_num_in_part",
+        "model", "request", "notes", "table", "lines", "clock", "pages_per_block", "block_mates", "all_learn", "shadow",
+        "capacities", "edges", "_most_segments", "_most_ghosts", "_part_length", "_part", "_num_in_part",
     )  # fmt: skip
 
     def __init__(self, learning: Learning, pages_per_block: i64, block_mates: BlockMates | None = None) -> None:
@@ -86,7 +94,6 @@ class SegmentRecords:
         self.request: Final[RequestFacts] = learning.request
         self.notes: Final[PageNotes] = learning.notes
         self.table: Final = SegmentTable()
-        self.ghosts: Final = GhostRuns(self.table)
         self.lines: Final[list[ValueLines | None]] = []
         """By level: of its queue; None where that is no learned one."""
         self.clock: i64 = 0
@@ -98,8 +105,8 @@ class SegmentRecords:
         """Whether all levels have a learned queue."""
         self.capacities: Final[list[int]] = []
         """By queue: slots of its level."""
-        self._edges: Final = vec[i64]([0] * (NUM_BUCKETS + 1))
-        """Ages in pages."""
+        self.edges: Final = vec[i64]([0] * (NUM_BUCKETS + 1))
+        """Ages in pages: where each bucket begins, and the last one ends."""
         self._most_segments: i64 = SPARE_SEGMENTS
         self._most_ghosts: i64 = 0
         self.shadow: Final = RecencyShadow()
@@ -129,10 +136,10 @@ class SegmentRecords:
         total: i64 = sum(self.capacities)
         for edge in range(NUM_BUCKETS + 1):
             # In a cache of a few pages each bucket still is a page wide.
-            self._edges[edge] = max(EDGES[edge] * total // EDGE_UNIT, edge)
+            self.edges[edge] = max(EDGES[edge] * total // EDGE_UNIT, edge)
         self._most_ghosts = GHOSTS_PER_SLOT * total
         self._most_segments = _count_segments(total)
-        self._reserve_segments(total)
+        self.table.reserve(self._most_segments)
         self.shadow.set_capacity(total)
         length = max(total // _PARTS_PER_CACHE, 1)
         if length != self._part_length:
@@ -142,12 +149,7 @@ class SegmentRecords:
     def reserve(self, queue: i64, num_slots: i64) -> None:
         """Take the addresses that `set_capacity` needs."""
         total: i64 = sum(self.capacities)
-        self._reserve_segments(total - self.capacities[queue] + num_slots)
-
-    def _reserve_segments(self, num_slots: i64) -> None:
-        num_segments = _count_segments(num_slots)
-        if self.table.reserve(num_segments):
-            self.ghosts.reserve(num_segments)
+        self.table.reserve(_count_segments(total - self.capacities[queue] + num_slots))
 
     def _restart_parts(self) -> None:
         """Parts have another length: count what is known once more."""
@@ -210,41 +212,38 @@ class SegmentRecords:
 
     # -- segments -----------------------------------------------------------------------------------------------------
 
-    def add_segment(self, queue: i64, traits: i64, priority: i64, part: i64) -> i64:
-        """A segment of now, without pages, or NO_SEGMENT where there are as many as there may be. ``part``: its number in the run."""
-        if self.table.num_segments >= self._most_segments and not self._forget_one():
-            return NO_SEGMENT
-        return self.add_segment_anyway(queue, traits, priority, part)
+    def has_room(self) -> bool:
+        """Whether there may be one segment more; one without pages is forgotten for it."""
+        return self.table.num_segments < self._most_segments or self._forget_one()
 
-    def add_segment_anyway(self, queue: i64, traits: i64, priority: i64, part: i64) -> i64:
-        table = self.table
-        segment = table.add(table.newest, traits | (queue << QUEUE_SHIFT), (self.clock << STAMP_SHIFT) | part)
-        table.words[segment * SEGMENT_WORDS + KEY] = (priority << PRIORITY_SHIFT) | self.model.line(traits, 0)
+    def add_segment(self, queue: i64, traits: i64, priority: i64, part: i64) -> i64:
+        """A segment of now, without pages. ``part``: its number in the run."""
+        return self._add(self.table.newest, traits | (queue << QUEUE_SHIFT), (self.clock << STAMP_SHIFT) | part, priority)
+
+    def _add(self, older: i64, state: i64, stamp: i64, priority: i64) -> i64:
+        segment = self.table.add(older, state, stamp)
+        line = self.model.line(state & TRAITS_MASK, bucket_of_state(state))
+        self.table.words[segment * SEGMENT_WORDS + KEY] = (priority << PRIORITY_SHIFT) | line
         return segment
 
     def find_copy(self, segment: i64, queue: i64, priority: i64) -> i64:
         """A segment with pages that differs from this one in queue and priority at most: found beside it, or made."""
-        table = self.table
-        words = table.words
-        at = segment * SEGMENT_WORDS
-        state = words[at + STATE]
-        traits = state & TRAITS_MASK
-        stamp = words[at + STAMP]
+        words = self.table.words
+        stamp = words[segment * SEGMENT_WORDS + STAMP]
+        state = words[segment * SEGMENT_WORDS + STATE]
         other = segment
-        num_left: i64 = _MOST_TWINS
-        while num_left > 0 and other != NO_SEGMENT and words[other * SEGMENT_WORDS + STAMP] == stamp:
-            other_state = words[other * SEGMENT_WORDS + STATE]
+        for _look in range(_MOST_TWINS):
+            at = other * SEGMENT_WORDS
+            if other == NO_SEGMENT or words[at + STAMP] != stamp:
+                break
+            other_state = words[at + STATE]
             if (
-                other_state & TRAITS_MASK == traits and queue_of_state(other_state) == queue
-                and words[other * SEGMENT_WORDS + KEY] >> PRIORITY_SHIFT == priority
+                other_state & TRAITS_MASK == state & TRAITS_MASK and queue_of_state(other_state) == queue
+                and words[at + KEY] >> PRIORITY_SHIFT == priority
             ):  # fmt: skip
                 return other
-            other = table.newer(other)
-            num_left -= 1
-        bucket = bucket_of_state(state)
-        copy = table.add(segment, traits | (bucket << BUCKET_SHIFT) | (queue << QUEUE_SHIFT), stamp)
-        table.words[copy * SEGMENT_WORDS + KEY] = (priority << PRIORITY_SHIFT) | self.model.line(traits, bucket)
-        return copy
+            other = self.table.newer(other)
+        return self._add(segment, state + ((queue - queue_of_state(state)) << QUEUE_SHIFT), stamp, priority)
 
     def put_after(self, segment: i64, other: i64, priority: i64) -> bool:
         """Let a segment go after another one, of its level or another, until its value is computed anew: to the end of its line, or of
@@ -273,33 +272,25 @@ class SegmentRecords:
     def bucket_of(self, stamp: i64) -> i64:
         """Of a segment with that STAMP; NUM_BUCKETS behind the last one."""
         age = self.clock - (stamp >> STAMP_SHIFT)
-        edges = self._edges
+        edges = self.edges
         bucket: i64 = 0
         while bucket < NUM_BUCKETS and age >= edges[bucket + 1]:
             bucket += 1
         return bucket
 
-    def end_of_bucket(self, bucket: i64) -> i64:
-        """The age, in pages, at which it ends."""
-        return self._edges[bucket + 1]
-
     def pass_buckets(self, segment: i64) -> None:
         """Learn of the buckets that the segment has passed."""
         words = self.table.words
         at = segment * SEGMENT_WORDS
-        counts = words[at + COUNTS]
         state = words[at + STATE]
         passed = bucket_of_state(state)
         bucket = self.bucket_of(words[at + STAMP])
-        if passed >= bucket:
-            return
-        words[at + STATE] = state + (bucket - passed) * ONE_BUCKET
-        count = count_all(counts)
-        if count == 0:
-            return
+        count = count_all(words[at + COUNTS])
         while passed < bucket:
-            self.model.learn(state & TRAITS_MASK, passed, 0.0, count)
+            if count > 0:
+                self.model.learn(state & TRAITS_MASK, passed, 0.0, count)
             passed += 1
+            words[at + STATE] += ONE_BUCKET
 
     def renew_value(self, segment: i64) -> None:
         """Of a segment with pages."""
@@ -316,12 +307,16 @@ class SegmentRecords:
         num_left: i64 = MOST_CROSSED
         edge: i64 = NUM_BUCKETS
         while edge > 0 and num_left > 0:
-            limit = (self.clock - self._edges[edge] + 1) << STAMP_SHIFT
+            limit = (self.clock - self.edges[edge] + 1) << STAMP_SHIFT
             segment = marks[edge]
             while segment != NO_SEGMENT and num_left > 0 and table.words[segment * SEGMENT_WORDS + STAMP] < limit:
                 following = table.newer(segment)
                 marks[edge] = following
-                self._cross(segment, edge)
+                self.pass_buckets(segment)
+                if table.words[segment * SEGMENT_WORDS + COUNTS] & LOW > 0:
+                    self.renew_value(segment)
+                elif edge == NUM_BUCKETS:
+                    self.take_ghosts(segment)
                 segment = following
                 num_left -= 1
             edge -= 1
@@ -330,13 +325,6 @@ class SegmentRecords:
             if segment != NO_SEGMENT:
                 self.renew_value(segment)
 
-    def _cross(self, segment: i64, edge: i64) -> None:
-        self.pass_buckets(segment)
-        if self.table.words[segment * SEGMENT_WORDS + COUNTS] & LOW > 0:
-            self.renew_value(segment)
-        elif edge == NUM_BUCKETS:
-            self.take_ghosts(segment)
-
     # -- what is gone -------------------------------------------------------------------------------------------------
 
     def add_ghosts(self, segment: i64, bottom_key: i64, top_key: i64, count: i64) -> None:
@@ -344,15 +332,15 @@ class SegmentRecords:
         table = self.table
         words = table.words
         at = segment * SEGMENT_WORDS
-        other = self.ghosts.find(top_key)
+        other = table.find_top(top_key)
         if other != NO_SEGMENT and other != segment:
             # The same content, evicted once more: what is younger counts.
             self.take_ghosts(other)
         if words[at + TOP] != 0:
-            self.ghosts.take(segment)
+            table.clear_top(segment)
         else:
             words[at + BOTTOM] = bottom_key
-        self.ghosts.put(segment, top_key)
+        table.set_top(segment, top_key)
         words[at + COUNTS] += count * ONE_GHOST
         self.shadow.note_gone(self.part_of(words[at + STAMP]), count)
         table.num_ghosts += count
@@ -360,14 +348,14 @@ class SegmentRecords:
             if not self._forget_one():
                 return
 
-    def learn_return(self, segment: i64, count: i64) -> i64:
-        """So much of its content comes back; the bucket of its age."""
-        self.shadow.note_miss(self.part_of(self.table.words[segment * SEGMENT_WORDS + STAMP]), count)
+    def bring_back(self, segment: i64, count: i64) -> i64:
+        """So much of the content of its ghosts comes back; the bucket of its age."""
+        at = segment * SEGMENT_WORDS
+        self.shadow.note_miss(self.part_of(self.table.words[at + STAMP]), count)
         self.pass_buckets(segment)
-        words = self.table.words
-        bucket = self.bucket_of(words[segment * SEGMENT_WORDS + STAMP])
-        if bucket < NUM_BUCKETS:
-            self.model.learn(words[segment * SEGMENT_WORDS + STATE] & TRAITS_MASK, bucket, 1.0, count)
+        bucket = self.bucket_of(self.table.words[at + STAMP])
+        self.model.learn(self.table.words[at + STATE] & TRAITS_MASK, bucket, 1.0, count)
+        self.take_ghosts(segment)
         return bucket
 
     def take_ghosts(self, segment: i64) -> None:
@@ -377,9 +365,8 @@ class SegmentRecords:
         self.table.num_ghosts -= words[at + COUNTS] >> HIGH_SHIFT
         words[at + COUNTS] &= LOW
         if words[at + TOP] != 0:
-            self.ghosts.take(segment)
-        if words[at + COUNTS] == 0:
-            self.table.free(segment)
+            self.table.clear_top(segment)
+        self.table.free_if_empty(segment)
 
     def _forget_one(self) -> bool:
         segment = self.table.next_one(False)
@@ -394,9 +381,84 @@ class SegmentRecords:
         """Assert the laws of what is counted; O(1)."""
         table = self.table
         assert 0 <= table.num_ghosts, f"{table.num_ghosts} ghosts"
-        assert 0 <= self.ghosts.num_runs <= table.num_segments, f"{self.ghosts.num_runs} runs of {table.num_segments} segments"
+        assert 0 <= table.num_runs <= table.num_segments, f"{table.num_runs} runs of {table.num_segments} segments"
         assert table.num_pages >= 0, f"{table.num_pages} pages in segments"
         self.shadow.check(self._part)
+
+
+@final
+class LevelOrder:
+    """The order of value over the levels of a pool group, where all of them are LEARNED: any two of their pages can be compared, by
+    priority, evict-first pages before others, then by value, or by age while recency is to choose what is dropped (`RecencyShadow`).
+
+    The pages are droppable ones, in their queues, but for `expect_return`.
+    """
+
+    __slots__ = ("_rows", "_records")
+
+    def __init__(self, rows: PageRows, records: SegmentRecords) -> None:
+        self._rows: Final = rows
+        self._records: Final = records
+
+    def ranks_under(self, page: i64, other: i64) -> bool:
+        """Whether the page goes before the other one, whatever their levels. False where they are of equal value."""
+        rows = self._rows
+        priority = rows.priority(page)
+        other_priority = rows.priority(other)
+        if priority != other_priority:
+            return priority < other_priority
+        records = self._records
+        words = records.table.words
+        at = records.notes.segment_at(page) * SEGMENT_WORDS
+        at_other = records.notes.segment_at(other) * SEGMENT_WORDS
+        if at == NO_SEGMENT or at_other == NO_SEGMENT:
+            # Only the page is in none.
+            return at < at_other
+        if (
+            words[at + KEY] != words[at_other + KEY] and records.values_decide(words[at + STAMP])
+            and records.values_decide(words[at_other + STAMP])
+        ):  # fmt: skip
+            return words[at + KEY] < words[at_other + KEY]
+        return words[at + STAMP] < words[at_other + STAMP]
+
+    def chance_of_reuse(self, page: i64) -> float:
+        """How likely the page is reused at all, by what has come back so far; 0 for an evict-first one."""
+        records = self._records
+        segment = records.notes.segment_at(page)
+        if segment == NO_SEGMENT:
+            return 0.0
+        state = records.table.words[segment * SEGMENT_WORDS + STATE]
+        gone = 1.0
+        for bucket in range(bucket_of_state(state), NUM_BUCKETS):
+            gone *= 1.0 - records.model.chance(state & TRAITS_MASK, bucket)
+        return 1.0 - gone
+
+    @property
+    def clock(self) -> i64:
+        """Pages that requests have released so far."""
+        return self._records.clock
+
+    def expect_return(self, page: i64) -> i64:
+        """When, by the clock, most of what is like the page and comes back has come back; NEVER while nothing was learned.
+
+        Of a page in use, and of one that is older than all that was seen to come back, it is counted from now on.
+        """
+        records = self._records
+        note = records.notes.get(page)
+        at = records.notes.segment_at(page) * SEGMENT_WORDS
+        begin = records.clock
+        bucket: i64 = 0
+        traits: i64 = 0
+        if at != NO_SEGMENT:
+            traits = records.table.words[at + STATE] & TRAITS_MASK
+            stamp = records.table.words[at + STAMP]
+            if records.bucket_of(stamp) < NUM_BUCKETS:
+                begin = stamp >> STAMP_SHIFT
+                bucket = records.bucket_of(stamp)
+        elif note != UNKNOWN:
+            traits = level_of_uses(uses_of_note(note)) | (((note >> AGE_SHIFT) & AGE_MASK) << AGE_TRAIT)
+        last = NUM_BUCKETS if waits(traits) else records.model.likely_bucket(traits, bucket)
+        return NEVER if last == NUM_BUCKETS else begin + records.edges[last + 1]
 
 
 def _count_segments(num_slots: i64) -> i64:

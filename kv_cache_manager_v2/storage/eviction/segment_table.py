@@ -13,14 +13,18 @@ Eight words each, in the order of their age:
 
 Segment 0 is the sentinel of the age order. A mark per edge of the model's buckets is the oldest segment that has not crossed it:
 all cross it in the order of their age, so no call looks at all of them.
+
+A segment is evicted from its end on, so what is gone of it is one run along a path, which is found by its TOP alone, however long it is: in
+a hash table of chained segments, of as many buckets as there were runs at most (`GrowingBuckets`).
 """
 
 from typing import Final, final
 
 from librt.vecs import append, vec
-from mypy_extensions import i64
+from mypy_extensions import i32, i64
 
-from ...base.growing_arrays import reserve_up_to
+from ...base.growing_arrays import fill_numbers, reserve_numbers, reserve_up_to
+from ...base.growing_buckets import GrowingBuckets
 from .hazard_model import NUM_BUCKETS
 from .segment_traits import TRAIT_BITS, waits
 
@@ -55,15 +59,18 @@ MOST_PARTS: Final = 4095
 _MOST_PASSED: Final = 16
 _MOST_LOOKS: Final = 64
 _MOST_COMPARED: Final = 32
+_MIXER: Final = 0x2545F4914F6CDD1D & ((1 << 61) - 1)
+_MASK: Final = (1 << 62) - 1
 
 
 @final
 class SegmentTable:
-    """`words` may be replaced by `add`: take a fresh alias after it. ``num_segments`` are in use, with ``num_pages`` and ``num_ghosts``."""
+    """`words` may be replaced by `add`: take a fresh alias after it. ``num_segments`` are in use, with ``num_pages`` and ``num_ghosts``
+    in ``num_runs``."""
 
     __slots__ = (
-        "words", "marks", "num_segments", "num_pages", "num_ghosts", "_first_free", "_seen", "_oldest_queued", "_looked", "_chosen",
-        "_num_reserved",
+        "words", "marks", "num_segments", "num_pages", "num_ghosts", "num_runs", "_first_free", "_seen", "_oldest_queued", "_looked",
+        "_chosen", "_num_reserved", "_links", "_buckets",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -75,6 +82,7 @@ class SegmentTable:
         self.num_segments: i64 = 0
         self.num_pages: i64 = 0
         self.num_ghosts: i64 = 0
+        self.num_runs: i64 = 0
         self._first_free: i64 = NO_SEGMENT
         self._seen: Final = vec[i64]([NO_SEGMENT, NO_SEGMENT])
         """The latest segment that `next_one` looked at: among those without pages, and among those with some."""
@@ -85,14 +93,17 @@ class SegmentTable:
         self._chosen: Final[list[int]] = []
         """By queue: what that found."""
         self._num_reserved: i64 = 0
+        self._links = vec[i32]([NO_SEGMENT, NO_SEGMENT])
+        """At 2 x segment the next one in its bucket, at 2 x bucket + 1 the first one there; NO_SEGMENT where there is none. A bucket comes
+        with a run, so there are as few of them as of segments."""
+        self._buckets: Final = GrowingBuckets()
 
-    def reserve(self, num_segments: i64) -> bool:
-        """Take addresses for so many, so that none is copied when another one is made; False where there were as many."""
-        if num_segments <= self._num_reserved:
-            return False
-        self._num_reserved = num_segments
-        self.words = reserve_up_to(self.words, (num_segments + 1) * SEGMENT_WORDS)
-        return True
+    def reserve(self, num_segments: i64) -> None:
+        """Take addresses for so many, so that none is copied when another one is made."""
+        if num_segments > self._num_reserved:
+            self._num_reserved = num_segments
+            self.words = reserve_up_to(self.words, (num_segments + 1) * SEGMENT_WORDS)
+            self._links = reserve_numbers(self._links, 2 * (num_segments + 1))
 
     def add_queue(self) -> None:
         self._oldest_queued.append(NO_SEGMENT)
@@ -107,13 +118,12 @@ class SegmentTable:
 
     def has_pages_of(self, segment: i64, queue: i64, priority: i64) -> bool:
         """Whether it is of that queue and priority, and has pages."""
-        if not self.is_used(segment):
-            return False
         words = self.words
         at = segment * SEGMENT_WORDS
         return (
-            words[at + COUNTS] & LOW > 0 and queue_of_state(words[at + STATE]) == queue and words[at + KEY] >> PRIORITY_SHIFT == priority
-        )
+            self.is_used(segment) and words[at + COUNTS] & LOW > 0 and queue_of_state(words[at + STATE]) == queue
+            and words[at + KEY] >> PRIORITY_SHIFT == priority
+        )  # fmt: skip
 
     # -- making and freeing -------------------------------------------------------------------------------------------
 
@@ -123,46 +133,36 @@ class SegmentTable:
         if segment != NO_SEGMENT:
             self._first_free = self.words[segment * SEGMENT_WORDS + ORDER]
         else:
-            words = self.words
-            segment = len(words) // SEGMENT_WORDS
-            for word in range(SEGMENT_WORDS):
-                words = append(words, 0)
-            self.words = words
+            segment = len(self.words) // SEGMENT_WORDS
+            for _new in range(SEGMENT_WORDS):
+                self.words = append(self.words, 0)
         words = self.words
         at = segment * SEGMENT_WORDS
-        words[at + KEY] = 0
+        for word in range(SEGMENT_WORDS):
+            words[at + word] = 0
         words[at + STATE] = state
         words[at + STAMP] = stamp
-        words[at + COUNTS] = 0
-        words[at + PLACE] = 0
-        words[at + TOP] = 0
-        words[at + BOTTOM] = 0
-        at_older = older * SEGMENT_WORDS + ORDER
-        newer = words[at_older] >> _LINK_SHIFT
-        words[at + ORDER] = older | (newer << _LINK_SHIFT)
-        words[at_older] = (words[at_older] & _LINK) | (segment << _LINK_SHIFT)
-        at_newer = newer * SEGMENT_WORDS + ORDER
-        words[at_newer] = segment | ((words[at_newer] >> _LINK_SHIFT) << _LINK_SHIFT)
+        newer = self.newer(older)
+        self._join(older, segment)
+        self._join(segment, newer)
         self.num_segments += 1
         if newer == NO_SEGMENT:
-            marks = self.marks
-            for edge in range((state >> BUCKET_SHIFT & BUCKET_MASK) + 1, NUM_BUCKETS + 1):
-                if marks[edge] == NO_SEGMENT:
-                    marks[edge] = segment
+            for edge in range(bucket_of_state(state) + 1, NUM_BUCKETS + 1):
+                if self.marks[edge] == NO_SEGMENT:
+                    self.marks[edge] = segment
         return segment
 
-    def free(self, segment: i64) -> None:
-        """It has no pages and no ghosts."""
+    def free_if_empty(self, segment: i64) -> None:
+        """Unless it has pages or ghosts, or is NO_SEGMENT."""
         words = self.words
         at = segment * SEGMENT_WORDS
-        assert words[at + COUNTS] == 0, "a segment was freed that has pages"
-        order = words[at + ORDER]
-        older = order & _LINK
-        newer = order >> _LINK_SHIFT
-        marks = self.marks
+        if segment == NO_SEGMENT or words[at + COUNTS] != 0:
+            return
+        older = words[at + ORDER] & _LINK
+        newer = words[at + ORDER] >> _LINK_SHIFT
         for edge in range(1, NUM_BUCKETS + 1):
-            if marks[edge] == segment:
-                marks[edge] = newer
+            if self.marks[edge] == segment:
+                self.marks[edge] = newer
         for which in range(2):
             if self._seen[which] == segment:
                 self._seen[which] = older
@@ -173,16 +173,19 @@ class SegmentTable:
                 self._looked[queue] = newer
             if self._chosen[queue] == segment:
                 self._chosen[queue] = NO_SEGMENT
-        at_older = older * SEGMENT_WORDS + ORDER
-        words[at_older] = (words[at_older] & _LINK) | (newer << _LINK_SHIFT)
-        at_newer = newer * SEGMENT_WORDS + ORDER
-        words[at_newer] = older | ((words[at_newer] >> _LINK_SHIFT) << _LINK_SHIFT)
+        self._join(older, newer)
         words[at + STATE] = FREE
         words[at + ORDER] = self._first_free
         self._first_free = segment
         self.num_segments -= 1
 
     # -- the order of age ---------------------------------------------------------------------------------------------
+
+    def _join(self, older: i64, newer: i64) -> None:
+        """They are neighbours from now on."""
+        words = self.words
+        words[older * SEGMENT_WORDS + ORDER] = (words[older * SEGMENT_WORDS + ORDER] & _LINK) | (newer << _LINK_SHIFT)
+        words[newer * SEGMENT_WORDS + ORDER] = older | ((words[newer * SEGMENT_WORDS + ORDER] >> _LINK_SHIFT) << _LINK_SHIFT)
 
     @property
     def newest(self) -> i64:
@@ -208,25 +211,14 @@ class SegmentTable:
 
     def note_queued(self, segment: i64) -> None:
         """It has just got its first page."""
-        words = self.words
-        queue = queue_of_state(words[segment * SEGMENT_WORDS + STATE])
-        stamp = words[segment * SEGMENT_WORDS + STAMP]
+        queue = self.queue_of(segment)
         oldest: i64 = self._oldest_queued[queue]
-        if oldest != NO_SEGMENT and words[oldest * SEGMENT_WORDS + STAMP] < stamp:
-            return
-        self._oldest_queued[queue] = int(segment)
-
-    def oldest_queued(self, queue: i64) -> i64:
-        """The oldest segment with pages there that do not wait, by a few looks, or NO_SEGMENT: then `pass_empty` has to go on first."""
-        segment = self._pass_empty(queue)
-        if segment == NO_SEGMENT or not self._has_pages(segment, queue):
-            return NO_SEGMENT
-        self._oldest_queued[queue] = int(segment)
-        return segment
+        if oldest == NO_SEGMENT or self.words[oldest * SEGMENT_WORDS + STAMP] >= self.words[segment * SEGMENT_WORDS + STAMP]:
+            self._oldest_queued[queue] = int(segment)
 
     def least_of_oldest(self, queue: i64, limit: i64) -> i64:
         """Of the segments with a smaller STAMP than ``limit`` that have pages there: one of little value, by a few looks, all of them in
-        turn; the oldest segment where none is as old. NO_SEGMENT as `oldest_queued`.
+        turn; the oldest segment where none is as old. NO_SEGMENT where a few looks find none: then `pass_empty` has to go on first.
 
         Until `pass_empty` the same one, while it has pages.
         """
@@ -234,8 +226,11 @@ class SegmentTable:
         chosen: i64 = self._chosen[queue]
         if chosen != NO_SEGMENT and words[chosen * SEGMENT_WORDS + STAMP] < limit and self._has_pages(chosen, queue):
             return chosen
-        oldest = self.oldest_queued(queue)
-        if oldest == NO_SEGMENT or words[oldest * SEGMENT_WORDS + STAMP] >= limit:
+        oldest = self._pass_empty(queue)
+        if not self._has_pages(oldest, queue):
+            return NO_SEGMENT
+        self._oldest_queued[queue] = int(oldest)
+        if words[oldest * SEGMENT_WORDS + STAMP] >= limit:
             return oldest
         best = oldest
         segment: i64 = self._looked[queue]
@@ -264,10 +259,60 @@ class SegmentTable:
         return segment
 
     def _has_pages(self, segment: i64, queue: i64) -> bool:
-        words = self.words
+        """That do not wait. NO_SEGMENT has none."""
         at = segment * SEGMENT_WORDS
-        state = words[at + STATE]
-        return words[at + COUNTS] & LOW > 0 and queue_of_state(state) == queue and not waits(state)
+        state = self.words[at + STATE]
+        return self.words[at + COUNTS] & LOW > 0 and queue_of_state(state) == queue and not waits(state)
+
+    # -- ghosts by their TOP ------------------------------------------------------------------------------------------
+
+    def find_top(self, key: i64) -> i64:
+        """The segment with that TOP, or NO_SEGMENT."""
+        links = self._links
+        words = self.words
+        segment = i64(links[self._place_of(key)])
+        while segment != NO_SEGMENT and words[segment * SEGMENT_WORDS + TOP] != key:
+            segment = i64(links[2 * segment])
+        return segment
+
+    def set_top(self, segment: i64, key: i64) -> None:
+        """Of a segment that has none; nor has another one that key."""
+        self._links = fill_numbers(self._links, 2 * (segment + 1), NO_SEGMENT)
+        if self.num_runs >= self._buckets.count:
+            # One more, which takes its part of the runs of another.
+            place = 2 * self._buckets.add() + 1
+            moved = i64(self._links[place])
+            self._links[place] = NO_SEGMENT
+            while moved != NO_SEGMENT:
+                following = i64(self._links[2 * moved])
+                self._chain(moved, self.words[moved * SEGMENT_WORDS + TOP])
+                moved = following
+        self.words[segment * SEGMENT_WORDS + TOP] = key
+        self._chain(segment, key)
+        self.num_runs += 1
+
+    def clear_top(self, segment: i64) -> None:
+        """Of a segment that has one."""
+        links = self._links
+        place = self._place_of(self.words[segment * SEGMENT_WORDS + TOP])
+        while links[place] != segment:
+            assert links[place] != NO_SEGMENT, "a run of ghosts is not found"
+            place = 2 * i64(links[place])
+        links[place] = links[2 * segment]
+        self.words[segment * SEGMENT_WORDS + TOP] = 0
+        self.num_runs -= 1
+
+    def _chain(self, segment: i64, key: i64) -> None:
+        """As the first one of its bucket."""
+        links = self._links
+        place = self._place_of(key)
+        entry: int = segment
+        links[2 * segment] = links[place]
+        links[place] = entry
+
+    def _place_of(self, key: i64) -> i64:
+        """Of the first one in the bucket of a segment with that TOP."""
+        return 2 * self._buckets.bucket_of((((key ^ (key >> 29)) * _MIXER) & _MASK) >> 24) + 1
 
 
 def bucket_of_state(state: i64) -> i64:

@@ -14,12 +14,12 @@
     29-32   kind of its tokens, as the caller named it, plus 1; 0: none  16
 """
 
-from typing import Final
+from typing import Final, final
 
+from librt.vecs import vec
 from mypy_extensions import i64
 
 TRAIT_BITS: Final = 33
-USES_SHIFT: Final = 0
 AGE_SHIFT: Final = 3
 GENERATED_SHIFT: Final = 7
 NEW_SHIFT: Final = 11
@@ -50,6 +50,44 @@ _NUM_KINDS: Final = 15
 MOST_USES: Final = 33
 """A page's uses are counted so far."""
 _MOST_LEVEL: Final = 15
+NO_REQUEST: Final = 0
+
+
+@final
+class RequestFacts:
+    """What a request tells the learned policies as it releases its pages: one for all queues of a manager.
+
+    `begin` before the pages are released, `end` after it. What is pushed in between is that request's; what is pushed otherwise (a page
+    that moved, one that is out of its window) has no request.
+    """
+
+    __slots__ = ("serial", "num_blocks", "num_generated_blocks", "num_generated_tokens", "continues", "kinds", "_num_requests")
+
+    def __init__(self) -> None:
+        self._num_requests: i64 = 0
+        self.end()
+
+    def begin(self, num_blocks: i64, num_generated_blocks: i64, num_generated_tokens: i64, continues: i64 = NO_HINT) -> None:
+        self._num_requests += 1
+        self.serial: i64 = self._num_requests
+        """Of the request that releases its pages, or NO_REQUEST."""
+        self.num_blocks: i64 = num_blocks
+        """Of its whole text."""
+        self.num_generated_blocks: i64 = num_generated_blocks
+        """Of these, the last ones, which it generated."""
+        self.num_generated_tokens: i64 = num_generated_tokens
+        self.continues: i64 = continues
+        """What the caller said of it: NO_HINT, CONTINUES or ENDS."""
+        self.kinds = vec[i64]()
+        """Levels of the kinds of its blocks, the last one first; empty where the caller named none."""
+
+    def kind_at(self, block: i64) -> i64:
+        """Of a block, counted from the last one."""
+        return self.kinds[block] if block < len(self.kinds) else NO_HINT
+
+    def end(self) -> None:
+        self.begin(0, 0, 0)
+        self.serial = NO_REQUEST
 
 
 def waits(traits: i64) -> bool:
@@ -71,19 +109,9 @@ def level_of_kind(kind: i64) -> i64:
 
 
 def level_of_uses(uses: i64) -> i64:
-    if uses <= 2:
-        return uses - 1
-    level: i64 = 2
-    most: i64 = 4
-    while uses > most:
-        most *= 2
-        level += 1
-    return level
+    return level_of_count(uses - 1)
 
 
 def least_uses(traits: i64) -> i64:
     """Of the segment's level."""
-    level = traits & 7
-    if level < 2:
-        return level + 1
-    return (1 << (level - 1)) + 1
+    return 1 + ((1 << (traits & 7)) >> 1)

@@ -14,7 +14,7 @@ from ..eviction_queue import EvictionQueue
 from ..page_links import join_rows, link_run, unlink_run
 from ..page_rows import LINKS, LOW_MASK, ROW_WORDS, PageRows
 from ..victim_queue import NUM_PRIORITIES
-from .page_notes import IN_SEGMENT, STATUS_MASK, PageNotes, segment_of_note
+from .page_notes import PageNotes
 from .segment_table import COUNTS, KEY, LOW, PLACE, PRIORITY_SHIFT, SEGMENT_WORDS, STAMP, SegmentTable
 
 _NO_ROW: Final = 0
@@ -52,12 +52,10 @@ class ValueLines(EvictionQueue):
         else:
             self._link(segments[at + KEY], pages, begin, end)
             self._note_head(segments[at + KEY], head)
-        is_first = segments[at + COUNTS] & LOW == 0
+            self._table.note_queued(segment)
         segments[at + COUNTS] += end - begin
         self._table.num_pages += end - begin
         segments[at + PLACE] = head | (pages[end - 1] << 32)
-        if is_first:
-            self._table.note_queued(segment)
 
     def remove_run(self, segment: i64, pages: vec[i64], begin: i64, end: i64) -> None:
         """They leave the segment, which leaves its line with the last one."""
@@ -90,7 +88,7 @@ class ValueLines(EvictionQueue):
         behind = i64(self.heads[key])
         if (
             may_be_first and behind != _NO_ROW
-            and segments[at + STAMP] < segments[segment_of_note(self._notes.get(behind)) * SEGMENT_WORDS + STAMP]
+            and segments[at + STAMP] < segments[self._notes.segment_at(behind) * SEGMENT_WORDS + STAMP]
         ):  # fmt: skip
             self.heads[key] = _NO_ROW
         else:
@@ -110,14 +108,11 @@ class ValueLines(EvictionQueue):
     def _find_row_behind(self, key: i64) -> i64:
         """The first page of the next line that has some, or the sentinel of the priority."""
         heads = self.heads
-        sentinel = self._first_sentinel + (key >> PRIORITY_SHIFT)
-        end = ((key >> PRIORITY_SHIFT) + 1) << PRIORITY_SHIFT
-        key += 1
-        while key < end:
-            if heads[key] != _NO_ROW:
-                return i64(heads[key])
-            key += 1
-        return sentinel
+        priority = key >> PRIORITY_SHIFT
+        for behind in range(key + 1, (priority + 1) << PRIORITY_SHIFT):
+            if heads[behind] != _NO_ROW:
+                return i64(heads[behind])
+        return self._first_sentinel + priority
 
     def _note_head(self, key: i64, page: i64) -> None:
         """The page has come into the line, behind its first one."""
@@ -128,7 +123,6 @@ class ValueLines(EvictionQueue):
     def _pull_head(self, key: i64, page: i64, following: i64) -> None:
         """A page, or all from it on, has left the line, and that row is behind it."""
         if i64(self.heads[key]) == page:
-            note = self._notes.get(following)
-            is_there = note & STATUS_MASK == IN_SEGMENT and self._table.words[segment_of_note(note) * SEGMENT_WORDS + KEY] == key
+            is_there = self._table.words[self._notes.segment_at(following) * SEGMENT_WORDS + KEY] == key
             entry: int = following if is_there else _NO_ROW
             self.heads[key] = entry

@@ -6,8 +6,7 @@ import pytest
 
 from kv_cache_manager_v2 import RetentionConfig, TokenRangeRetention
 from kv_cache_manager_v2.sequence.kind_ranges import find_kinds
-from kv_cache_manager_v2.storage.eviction.request_facts import RequestFacts
-from kv_cache_manager_v2.storage.eviction.segment_traits import NO_HINT
+from kv_cache_manager_v2.storage.eviction.segment_traits import NO_HINT, RequestFacts
 
 
 def kinds_by_token(ranges: list[TokenRangeRetention], length: int, size: int, num_blocks: int) -> list[int]:

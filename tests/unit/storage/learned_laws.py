@@ -48,7 +48,7 @@ def check_records(records: SegmentRecords, rows: PageRows) -> None:
         num_ghosts += int(counts >> HIGH_SHIFT)
         assert (counts >> HIGH_SHIFT > 0) == (words[at + TOP] != 0), f"segment {segment} has no key of its ghosts"
         if words[at + TOP] != 0:
-            assert records.ghosts.find(words[at + TOP]) == segment, f"the ghosts of segment {segment} are not found"
+            assert records.table.find_top(words[at + TOP]) == segment, f"the ghosts of segment {segment} are not found"
         num_queued += int(counts & LOW > 0)
     assert num_ghosts == table.num_ghosts, f"{num_ghosts} ghosts, counted {table.num_ghosts}"
     in_lines = sum([check_lines(lines, rows, table, records.notes) for lines in records.lines if lines is not None])

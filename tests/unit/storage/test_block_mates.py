@@ -8,9 +8,8 @@ from mypy_extensions import i64
 from unit.storage.learned_laws import check_records
 
 from kv_cache_manager_v2 import EvictionPolicy
-from kv_cache_manager_v2.storage.eviction.block_mates import BlockMates
-from kv_cache_manager_v2.storage.eviction.learned import LearnedQueue
-from kv_cache_manager_v2.storage.eviction.make_queue import NUM_SENTINELS, make_queue
+from kv_cache_manager_v2.storage.eviction.page_notes import BlockMates
+from kv_cache_manager_v2.storage.eviction.learned import LearnedQueue, NUM_SENTINELS, make_queue
 from kv_cache_manager_v2.storage.eviction.segment_records import Learning, SegmentRecords
 from kv_cache_manager_v2.storage.page_rows import NO_PAGE, ONE_HOLD, PLACE, ROW_WORDS, PageRows, pack_place
 from kv_cache_manager_v2.storage.victim_queue import NO_VICTIM, ContentKeys

@@ -4,7 +4,6 @@ from random import Random
 
 import pytest
 
-from kv_cache_manager_v2.storage.eviction.ghost_runs import GhostRuns
 from kv_cache_manager_v2.storage.eviction.segment_table import NO_SEGMENT, SegmentTable
 
 
@@ -12,7 +11,6 @@ from kv_cache_manager_v2.storage.eviction.segment_table import NO_SEGMENT, Segme
 def test_against_a_dict(seed: int) -> None:
     random = Random(seed)
     table = SegmentTable()
-    runs = GhostRuns(table)
     model: dict[int, int] = {}
     most = 600
     segments = [table.add(NO_SEGMENT, 0, 0) for _ in range(most)]
@@ -25,29 +23,28 @@ def test_against_a_dict(seed: int) -> None:
             key = random.choice(keys)
             if key not in model:
                 model[key] = free.pop()
-                runs.put(model[key], key)
+                table.set_top(model[key], key)
         elif kind < 0.9 and model:
             key = random.choice(list(model))
             segment = model.pop(key)
-            runs.take(segment)
+            table.clear_top(segment)
             free.append(segment)
         elif kind < 0.91:
-            runs.reserve(random.randrange(1, most))
+            table.reserve(random.randrange(1, most))
         key = random.choice(keys)
-        assert runs.find(key) == model.get(key, NO_SEGMENT)
-        assert runs.num_runs == len(model)
+        assert table.find_top(key) == model.get(key, NO_SEGMENT)
+        assert table.num_runs == len(model)
         if step % 100 == 0:
-            assert all(runs.find(key) == segment for key, segment in model.items())
+            assert all(table.find_top(key) == segment for key, segment in model.items())
 
 
 def test_what_is_there_is_found_after_growth_and_memory_comes_with_it() -> None:
     for num_runs in (1, 31, 32, 33, 300, 3000):
         table = SegmentTable()
-        runs = GhostRuns(table)
-        runs.reserve(500)
+        table.reserve(500)
         segments = [table.add(NO_SEGMENT, 0, 0) for _ in range(num_runs)]
         for number, segment in enumerate(segments):
-            runs.put(segment, 7919 * number + 1)
-            assert len(runs._links) == 2 * (segment + 1) and runs._buckets.count == number + 1
-        runs.reserve(1000)
-        assert [runs.find(7919 * number + 1) for number in range(num_runs)] == segments
+            table.set_top(segment, 7919 * number + 1)
+            assert len(table._links) == 2 * (segment + 1) and table._buckets.count == number + 1
+        table.reserve(1000)
+        assert [table.find_top(7919 * number + 1) for number in range(num_runs)] == segments

@@ -5,9 +5,8 @@ from random import Random
 
 import pytest
 
-from kv_cache_manager_v2.storage.eviction.hazard_model import EDGES, NUM_BUCKETS, HazardModel
+from kv_cache_manager_v2.storage.eviction.hazard_model import EDGES, NUM_BUCKETS, HazardModel, make_sigmoid_entry
 from kv_cache_manager_v2.storage.eviction.segment_traits import FEATURE_LEVELS, FEATURE_SHIFTS, HINT_LEVELS, HINT_SHIFTS, waits
-from kv_cache_manager_v2.storage.eviction.hazard_model import LEAST_LOGIT, MOST_LOGIT, SIGMOID_TABLE, STEPS_PER_UNIT
 
 SHARED = "all buckets"
 FEATURES = list(zip(FEATURE_SHIFTS, FEATURE_LEVELS, strict=True))
@@ -40,8 +39,7 @@ class Formulas:
         return total
 
     def sigmoid(self, logit: float) -> float:
-        entry = int((min(max(logit, LEAST_LOGIT), MOST_LOGIT) - LEAST_LOGIT) * STEPS_PER_UNIT)
-        return float(SIGMOID_TABLE[min(entry, len(SIGMOID_TABLE) - 1)]) / 65536
+        return make_sigmoid_entry(int((min(max(logit, -16.0), 16.0) + 16.0) * 128)) / 65536
 
     def chance(self, traits: int, bucket: int) -> float:
         places = self.features(traits) + [place for place in self.hints(traits) if self.believed(place)]

@@ -2,34 +2,41 @@
 
 from decimal import Decimal, localcontext
 
-
-from kv_cache_manager_v2.storage.eviction.hazard_model import NUM_BUCKETS, HazardModel
+from kv_cache_manager_v2.storage.eviction.hazard_model import (
+    _GAINS,
+    _HINTS_SHIFT,
+    _NUM_ALWAYS,
+    _NUM_LEVELS,
+    _ROW,
+    NUM_BUCKETS,
+    HazardModel,
+    make_sigmoid_entry,
+)
 from kv_cache_manager_v2.storage.eviction.segment_traits import (
     FEATURE_LEVELS,
     FEATURE_SHIFTS,
     HINT_LEVELS,
     HINT_SHIFTS,
+    NUM_FEATURES,
+    NUM_HINTS,
     TRAIT_BITS,
     least_uses,
     level_of_count,
     level_of_kind,
     level_of_uses,
 )
-from kv_cache_manager_v2.storage.eviction.hazard_model import NUM_ENTRIES, SIGMOID_TABLE
 
 RARE, USED, LATE = 0, 3, 3 | 5 << 3
 
 
 def test_the_table_is_the_logistic_function() -> None:
+    """Rounded; never 0, and as far from 65536 on the other side. No entry is near to a half."""
     with localcontext() as context:
         context.prec = 40
-        for entry in range(NUM_ENTRIES):
-            logit = Decimal(entry - 2048) / 128
-            exact = 65536 / (1 + (-logit).exp())
-            # Rounded; never 0, and as far from 65536 on the other side.
-            expected = min(max(int(exact + Decimal("0.5")), 1), 65535)
-            assert abs(SIGMOID_TABLE[entry] - expected) <= (exact % 1 == Decimal("0.5"))
-    assert SIGMOID_TABLE[2048] == 32768
+        for entry in range(4097):
+            exact = 65536 / (1 + (Decimal(2048 - entry) / 128).exp())
+            assert make_sigmoid_entry(entry) == min(max(int(exact + Decimal("0.5")), 1), 65535)
+            assert abs(exact % 1 - Decimal("0.5")) > Decimal("0.0001")
 
 
 def test_features_have_bits_of_their_own() -> None:
@@ -39,6 +46,13 @@ def test_features_have_bits_of_their_own() -> None:
         assert used & mask == 0
         used |= mask
     assert used < 1 << TRAIT_BITS
+
+
+def test_levels_and_gains_have_rows_of_their_own() -> None:
+    """Row 0 is the bias; the last rows are the gains of hints, each in that of its feature."""
+    assert len(FEATURE_LEVELS) == len(FEATURE_SHIFTS) == NUM_FEATURES == _NUM_ALWAYS - 1
+    assert len(HINT_LEVELS) == len(HINT_SHIFTS) == NUM_HINTS and min(HINT_SHIFTS) == _HINTS_SHIFT
+    assert 1 + sum(FEATURE_LEVELS + HINT_LEVELS) <= _GAINS // _ROW + NUM_FEATURES == _NUM_LEVELS - NUM_HINTS
 
 
 def test_levels_of_uses_and_counts() -> None:

@@ -7,9 +7,8 @@ from random import Random
 import pytest
 
 from kv_cache_manager_v2.storage.eviction.hazard_model import NUM_BUCKETS
-from kv_cache_manager_v2.storage.eviction.level_order import NEVER, LevelOrder
+from kv_cache_manager_v2.storage.eviction.segment_records import Learning, LevelOrder, NEVER, SegmentRecords
 from kv_cache_manager_v2.storage.eviction.page_notes import FIRST_BIT, in_segment, in_use
-from kv_cache_manager_v2.storage.eviction.segment_records import Learning, SegmentRecords
 from kv_cache_manager_v2.storage.eviction.segment_table import (
     BUCKET_SHIFT,
     COUNTS,
@@ -87,7 +86,7 @@ class Levels:
         traits = choices.randrange(7) | choices.randrange(16) << AGE_SHIFT | path << PATH_SHIFT
         bucket = choices.choice((0, 1, 5, NUM_BUCKETS - 1, NUM_BUCKETS))
         segment = Segment(priority << PRIORITY_SHIFT | value, traits, bucket, stamp, pages)
-        number = int(self.records.add_segment_anyway(choices.randrange(2), traits, priority, 0))
+        number = int(self.records.add_segment(choices.randrange(2), traits, priority, 0))
         words, at = self.records.table.words, number * SEGMENT_WORDS
         words[at + KEY] = segment.key
         words[at + STATE] = traits | bucket << BUCKET_SHIFT
@@ -116,7 +115,7 @@ class Levels:
         last = self.records.model.likely_bucket(traits, bucket)
         if traits >> PATH_SHIFT & 3 == WAITING or last == NUM_BUCKETS:
             return NEVER
-        return begin + int(self.records.end_of_bucket(last))
+        return begin + int(self.records.edges[last + 1])
 
 
 def teach(records: SegmentRecords, choices: Random) -> None:

@@ -11,8 +11,7 @@ from unit.storage.naive_queues import NaiveArc, NaiveLfu, NaiveLru, NaiveQueue, 
 
 from kv_cache_manager_v2.replay.policies.own_policy import make_compared_queue
 from kv_cache_manager_v2.replay.policies.published import COMPARED
-from kv_cache_manager_v2.storage.eviction.learned import LearnedQueue
-from kv_cache_manager_v2.storage.eviction.make_queue import NUM_SENTINELS
+from kv_cache_manager_v2.storage.eviction.learned import LearnedQueue, NUM_SENTINELS
 from kv_cache_manager_v2.storage.eviction.segment_records import Learning, SegmentRecords
 from kv_cache_manager_v2.storage.page_rows import PLACE, ROW_WORDS, PageRows, pack_place
 from kv_cache_manager_v2.storage.victim_queue import ContentKeys, VictimQueue

@@ -3,8 +3,7 @@
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from kv_cache_manager_v2.storage.eviction.request_facts import NO_REQUEST, RequestFacts
-from kv_cache_manager_v2.storage.eviction.segment_traits import CONTINUES, NO_HINT
+from kv_cache_manager_v2.storage.eviction.segment_traits import CONTINUES, NO_HINT, NO_REQUEST, RequestFacts
 
 
 def test_kinds_are_those_of_the_request_that_has_begun() -> None:

@@ -8,8 +8,7 @@ from mypy_extensions import i64
 from unit.storage.learned_laws import check_records, collect_segments
 
 from kv_cache_manager_v2 import EvictionPolicy
-from kv_cache_manager_v2.storage.eviction.learned import LearnedQueue
-from kv_cache_manager_v2.storage.eviction.make_queue import NUM_SENTINELS, make_queue
+from kv_cache_manager_v2.storage.eviction.learned import LearnedQueue, NUM_SENTINELS, make_queue
 from kv_cache_manager_v2.storage.eviction.segment_records import GHOSTS_PER_SLOT, SPARE_SEGMENTS, Learning, SegmentRecords
 from kv_cache_manager_v2.storage.eviction.segment_table import (
     COUNTS,
@@ -303,7 +302,7 @@ def test_memory_is_bounded_by_the_slots(most_blocks: int) -> None:
     assert table.num_ghosts <= GHOSTS_PER_SLOT * capacity
     assert table.num_segments <= capacity * 7 // 16 + SPARE_SEGMENTS
     # Words of eight bytes each, links of four; the sentinel and the spare ones are of no slot.
-    ghosts_bytes = 4 * len(level.records.ghosts._links)
+    ghosts_bytes = 4 * len(table._links)
     segment_bytes = 8 * (len(table.words) - (1 + SPARE_SEGMENTS) * SEGMENT_WORDS)
     ghosts_of_spare = 4 * 2 * (1 + SPARE_SEGMENTS)
     page_notes = 4 * capacity
@@ -351,6 +350,6 @@ def test_segments_without_pages_are_found_wherever_they_are(num_empty: int) -> N
         found = [table.next_one(False) for _ in range(13)]
         assert set(found) - {NO_SEGMENT} <= empty
         one = next(segment for segment in found if segment != NO_SEGMENT)
-        table.free(one)
+        table.free_if_empty(one)
         empty.remove(one)
     assert [table.next_one(False) for _ in range(13)] == [NO_SEGMENT] * 13
