@@ -43,6 +43,10 @@ class ScaledCodec(NumpyCodec):
     def is_lossless(self) -> bool:
         return False
 
+    @property
+    def roles(self) -> Sequence[str] | None:
+        return self._roles
+
     def _parameters(self) -> str:
         return f"{self._dtype} {self._run} {'all' if self._roles is None else self._roles}"
 

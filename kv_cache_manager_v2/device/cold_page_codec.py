@@ -42,6 +42,11 @@ class ColdPageCodec(Handle, metaclass=ABCMeta):
         """Whether a page comes back as it went, byte for byte."""
         raise NotImplementedError("ColdPageCodec.is_lossless is for subclasses to define")
 
+    @property
+    def roles(self) -> Sequence[str] | None:
+        """Roles of the buffers that it packs, None for all; a manager refuses one that no buffer has."""
+        return None
+
     def validate(self, device: Device) -> None:
         """`ValueError`, with the way out, for a device on which this codec cannot work; a manager's constructor asks."""
 

@@ -113,7 +113,7 @@ def _run(argv: Sequence[str] | None) -> int:
                 return EXIT_BROKEN_PIPE
             # Files are named where they are written.
             return _say(f"standard output: {failure.strerror}" if failure.errno in WRITE_ERRORS else str(failure))
-        return _say(f"{failure.filename}: {failure.strerror}")
+        return _say(f"{failure.filename or repr('')}: {failure.strerror}")
     except KeyboardInterrupt:
         sys.stderr.write("kvcm: interrupted\n")
         return EXIT_INTERRUPTED

@@ -10,7 +10,7 @@ from typing import Final, final
 from librt.vecs import append, vec
 from mypy_extensions import i64
 
-from ..base.checks import to_bool, to_int_within, to_text
+from ..base.checks import shown, to_bool, to_int_within, to_list, to_text
 from ..base.ids import CacheTier
 from ..config.config_value import MAX_CONFIG_INT
 from ..config.manager_config import KVCacheManagerConfig
@@ -28,7 +28,7 @@ _NUM_STAGING_SLOTS: Final = 8
 
 
 def to_codec(codec: object, config: KVCacheManagerConfig) -> ColdPageCodec | None:
-    """A codec that may serve this configuration; `ValueError` for one whose levels it does not reach."""
+    """A codec that may serve this configuration; `ValueError` for one whose levels or buffers are not there."""
     if codec is None:
         return None
     if not isinstance(codec, ColdPageCodec):
@@ -39,6 +39,12 @@ def to_codec(codec: object, config: KVCacheManagerConfig) -> ColdPageCodec | Non
             "cold_page_codec is given with an ExternalCacheTierConfig: the engine owns that memory and copies it as it is. Leave the codec "
             "out, or give a GpuCacheTierConfig and a HostCacheTierConfig"
         )
+    name = f"{type(codec).__name__}.roles"
+    known = sorted({buffer.role for layer in config.layers for buffer in layer.buffers})
+    roles: object = codec.roles
+    for role in [] if roles is None else to_list(roles, name):
+        if to_text(role, f"one of {name}") not in known:
+            raise ValueError(f"{name} has {shown(role)}, and no layer has such a buffer; the roles there are {shown(known)}")
     return codec
 
 

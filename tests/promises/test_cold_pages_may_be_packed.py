@@ -400,6 +400,10 @@ def test_what_a_codec_does_not_reach_is_refused_by_name() -> None:
     refuse("not the class Float8Codec; make one", config, Float8Codec, TypeError)
     # A buffer has 64 numbers: no run of 48.
     refuse("give another number, or roles without it", config, Float8Codec("float32", 48))
+    refuse(r"Float8Codec.roles has 'keys', and no layer has such a buffer; the roles there are \['key', 'value'\]", config,
+           Float8Codec("float32", 16, ["key", "keys"]))  # fmt: skip
+    with pytest.raises(ValueError, match=r"Float8Codec.roles has 'keys'"):
+        plan_capacity(config, cold_page_codec=Float8Codec("float32", 16, ["keys"]))
 
 
 class LyingCodec(TurningCodec):
@@ -420,6 +424,18 @@ class NamelessCodec(TurningCodec):
         raise RuntimeError("no name today")
 
 
+class RolesCodec(TurningCodec):
+    """Says that it packs what it is told."""
+
+    def __init__(self, answer: Any) -> None:
+        super().__init__()
+        self.answer = answer
+
+    @property
+    def roles(self) -> Any:
+        return self.answer
+
+
 def test_answers_that_none_may_give_are_named() -> None:
     config = float_config(4, 1 << 16)
     for answer in (0, -1, 1 << 70):
@@ -427,3 +443,5 @@ def test_answers_that_none_may_give_are_named() -> None:
     refuse("no name today", config, NamelessCodec(), RuntimeError)
     with pytest.raises(TypeError):
         KVCacheManager(config, cold_page_codec=LyingCodec("many"))
+    for wrong, text in (("key", "must be a sequence, not str"), ([7], "one of RolesCodec.roles must be a str"), (7, "RolesCodec.roles")):
+        refuse(text, config, RolesCodec(wrong), TypeError)

@@ -104,7 +104,10 @@ def test_a_comparison_begins_with_it(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["compare-policies", log, "--prior", str(target), "--json", str(target)]) == EXIT_USAGE
     assert "that is the input" in capsys.readouterr().err
     target.write_text(target.read_text(encoding="utf-8")[:-50], encoding="utf-8")
-    wrong = ((target, f"{target} was cut or changed"), (tmp_path / "none", "none: No such file"), ("/dev/zero", "no text of kvcm learn"))
+    wrong = (
+        (target, f"{target} was cut or changed"), (tmp_path / "none", "none: No such file"), ("/dev/zero", "no text of kvcm learn"),
+        ("", "kvcm: '': No such file"),
+    )  # fmt: skip
     for prior, words in wrong:
         assert main(["compare-policies", log, "--prior", str(prior)]) == EXIT_BAD_INPUT
         assert words in capsys.readouterr().err
