@@ -1,9 +1,8 @@
-"""`HostDevice` while a disk takes its time, and when it fails. The disk is a fake whose transfers the test holds back."""
+"""`HostDevice` while a disk takes its time, and when it fails (on every device: `test_failing_disks.py`). The disk is a fake
+whose transfers the test holds back."""
 
 import ctypes
 import errno
-import logging
-import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -246,48 +245,6 @@ def test_nothing_is_kept_of_a_destroyed_stream(bench: Bench, is_busy: bool) -> N
     assert len(anything._pending._streams) == 0
 
 
-def test_a_failed_read_is_told_once_behind_it_and_nowhere_else(bench: Bench) -> None:
-    device = bench.device
-    stream, other, third = (device.create_stream() for _ in range(3))
-    bench.copy(stream, DISK, HOST, [(0, 3), (1, 4)])
-    device.synchronize_stream(stream)
-    before = device.record_event(stream)
-    bench.files.fail(errno.EIO, reads=True)
-    bench.copy(stream, GPU, DISK, [(0, 1)])
-    device.fill(stream, bench.address(GPU, 1), PAGE, 50)
-    behind = device.record_event(stream)
-    device.wait_event(other, behind)
-    device.fill(other, bench.address(GPU, 2), PAGE, 51)
-    far_behind = device.record_event(other)
-    device.synchronize_event(before)
-    device.synchronize_stream(third)
-    with pytest.raises(StorageIOError) as caught:
-        device.synchronize_event(far_behind)
-    error = caught.value
-    assert (error.path, error.address, error.num_bytes, error.is_write) == ("/nowhere", bench.address(DISK, 1), PAGE, False)
-    assert os.strerror(errno.EIO) in str(error) and "DISK" in str(error)
-    # Whoever was told: it can still be asked for, once.
-    assert list(device.take_failed_reads()) == [error]
-    assert list(device.take_failed_reads()) == []
-    # The streams went on, and nobody hears of it again.
-    for event in (before, behind, far_behind):
-        assert device.is_event_done(event)
-    device.synchronize_stream(stream)
-    device.synchronize_stream(other)
-    assert (bench.value(GPU, 1), bench.value(GPU, 2)) == (50, 51)
-    # A read that fails says nothing of writes.
-    assert device.disk_failure(bench.address(DISK, 0)) is None
-
-
-def test_a_failed_read_that_no_call_raised_is_logged_at_close(caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench()
-    bench.files.fail(errno.EIO, reads=True)
-    bench.copy(0, GPU, DISK, [(0, 0)])
-    with caplog.at_level(logging.ERROR):
-        bench.close()
-    assert [record.levelname for record in caplog.records] == ["ERROR"] and os.strerror(errno.EIO) in caplog.text
-
-
 def test_settling_waits_and_leaves_failures_to_be_raised(bench: Bench) -> None:
     device = bench.device
     assert device.runs_kernels_at_once and not HostDevice(calls_wait_for_disk=False).runs_kernels_at_once
@@ -306,24 +263,12 @@ def test_settling_waits_and_leaves_failures_to_be_raised(bench: Bench) -> None:
     assert device.is_event_done(behind)
 
 
-@pytest.mark.parametrize("how", ["poll", "stream", "event", "launch"])
-def test_every_way_to_ask_tells_of_a_failed_read(bench: Bench, how: str) -> None:
-    device = bench.device
+def test_a_launch_tells_of_a_failed_read(bench: Bench) -> None:
     bench.files.fail(errno.EIO, reads=True)
     bench.copy(0, GPU, DISK, [(0, 0)])
-    event = device.record_event(0)
     with pytest.raises(StorageIOError):
-        if how == "poll":
-            while not device.is_event_done(event):
-                pass
-        elif how == "stream":
-            device.synchronize_stream(0)
-        elif how == "event":
-            device.synchronize_event(event)
-        else:
-            device.launch(0, Note(bench, GPU, 0))
-    assert device.is_event_done(event)
-    device.synchronize_stream(0)
+        bench.device.launch(0, Note(bench, GPU, 0))
+    bench.device.synchronize_stream(0)
 
 
 def test_an_event_recorded_after_the_failure_is_behind_it_too(bench: Bench) -> None:
@@ -341,36 +286,6 @@ def test_an_event_recorded_after_the_failure_is_behind_it_too(bench: Bench) -> N
     late = device.record_event(0)
     with pytest.raises(StorageIOError):
         device.synchronize_event(late)
-
-
-def test_a_failed_write_loses_nothing_and_is_remembered(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
-    device = bench.device
-    other_range = MemoryRange(device, DISK, PAGE, "/elsewhere")
-    bench.files.fail(errno.ENOSPC, writes=True)
-    with caplog.at_level(logging.ERROR):
-        bench.copy(0, DISK, HOST, [(2, 6), (3, 7), (9, 8)])
-        device.synchronize_stream(0)
-        bench.copy(0, DISK, HOST, [(4, 9)])
-        event = device.record_event(0)
-        device.synchronize_event(event)
-    assert len(caplog.records) == 1 and "/nowhere" in caplog.text and os.strerror(errno.ENOSPC) in caplog.text
-    failure = device.disk_failure(bench.address(DISK, 15))
-    assert failure is not None and failure.is_write and failure.path == "/nowhere"
-    assert device.disk_failure(other_range.address) is None
-    other_range.close()
-    # The sources are somebody else's by now; the bytes come from memory.
-    device.fill(0, bench.address(GPU, 0), PAGE, 0)
-    for page in (6, 7, 8, 9):
-        ctypes.memset(bench.address(HOST, page), 0, PAGE)
-    bench.files.fail(errno.EIO, writes=True, reads=True)
-    bench.copy(0, GPU, DISK, [(1, 3), (2, 2), (3, 9), (4, 4)])
-    device.synchronize_stream(0)
-    assert [bench.value(GPU, page) for page in (1, 2, 3, 4)] == [7, 6, 8, 9]
-    # From disk to disk as well: what cannot be written is kept.
-    bench.copy(0, DISK, DISK, [(12, 3)])
-    bench.copy(0, GPU, DISK, [(5, 12)])
-    device.synchronize_stream(0)
-    assert bench.value(GPU, 5) == 7
 
 
 def test_unmapping_ends_the_rescue(bench: Bench) -> None:
