@@ -45,6 +45,11 @@ def serve(manager: KVCacheManager, tokens: list[int], retention: RetentionConfig
         kv_cache.commit(tokens[kv_cache.num_committed_tokens :])
 
 
+def serve_others(manager: KVCacheManager, numbers: range, num_blocks: int) -> None:
+    for number in numbers:
+        serve(manager, text(number, num_blocks))
+
+
 def cached(manager: KVCacheManager, tokens: list[int]) -> int:
     return manager.probe_reuse(None, tokens)
 
@@ -53,22 +58,24 @@ def test_a_range_of_the_prompt_outlives_the_rest() -> None:
     with manager_of(8) as manager:
         keep = RetentionConfig([TokenRangeRetention(0, 2 * T, 80)])
         serve(manager, text(1, 4), keep)
-        for number in range(2, 8):
-            serve(manager, text(number, 4))
+        serve_others(manager, range(2, 8), 4)
         # Blocks 2 and 3 had the default priority and went; 0 and 1 are still there.
         assert cached(manager, text(1, 4)) == 2 * T
 
 
-def test_it_lasts_as_long_as_was_said() -> None:
+@pytest.mark.parametrize("when", ["at first", "after the fact"])
+def test_it_lasts_as_long_as_was_said(when: str) -> None:
     with manager_of(8) as manager:
-        serve(manager, text(1, 2), RetentionConfig([TokenRangeRetention(0, None, 80, duration_seconds=30)]))
+        if when == "at first":
+            serve(manager, text(1, 2), RetentionConfig([TokenRangeRetention(0, None, 80, duration_seconds=30)]))
+        else:
+            serve(manager, text(1, 2))
+            assert manager.retain(text(1, 2), priority=80, duration_seconds=30) == HintResult(2 * T, 0, 0)
         manager.advance_clock(29)
-        for number in range(2, 6):
-            serve(manager, text(number, 6))
+        serve_others(manager, range(2, 6), 6)
         assert cached(manager, text(1, 2)) == 2 * T
         manager.advance_clock(1)
-        for number in range(6, 10):
-            serve(manager, text(number, 6))
+        serve_others(manager, range(6, 10), 6)
         assert cached(manager, text(1, 2)) == 0
         manager.check_invariants()
 
@@ -91,12 +98,10 @@ def test_a_session_is_retained_after_the_fact_and_released() -> None:
         serve(manager, text(1, 3))
         # 3 of the 5 blocks are there; half of the 8 slots may be pinned.
         assert manager.retain(text(1, 5)) == HintResult(3 * T, 0, 2 * T)
-        for number in range(2, 8):
-            serve(manager, text(number, 4))
+        serve_others(manager, range(2, 8), 4)
         assert cached(manager, text(1, 3)) == 3 * T
         assert manager.release(text(1, 3)) == HintResult(3 * T, 0, 0)
-        for number in range(8, 14):
-            serve(manager, text(number, 4))
+        serve_others(manager, range(8, 14), 4)
         assert cached(manager, text(1, 3)) == 0
 
 
@@ -129,12 +134,10 @@ def test_a_prefix_that_is_retained_anew_is_retained_by_the_last_word(again_secon
         assert manager.retain(text(1, 2), priority=80, duration_seconds=10).num_accepted == 2 * T
         assert manager.retain(text(1, 2), priority=80, duration_seconds=again_seconds).num_accepted == 2 * T
         manager.advance_clock(19)
-        for number in range(2, 6):
-            serve(manager, text(number, 6))
+        serve_others(manager, range(2, 6), 6)
         assert cached(manager, text(1, 2)) == 2 * T
         manager.advance_clock(1)
-        for number in range(6, 10):
-            serve(manager, text(number, 6))
+        serve_others(manager, range(6, 10), 6)
         assert cached(manager, text(1, 2)) == (2 * T if again_seconds is None else 0)
 
 
@@ -235,21 +238,6 @@ def test_a_prefetch_takes_no_room_from_the_same_prefix(num_host_slots: int) -> N
         assert [block["pages"][0]["level"] for block in manager.describe()["tree"][0]["blocks"]] == [0, 0, 0, 0]
 
 
-def test_what_is_retained_after_the_fact_lasts_as_long_as_was_said() -> None:
-    with manager_of(8) as manager:
-        serve(manager, text(1, 2))
-        assert manager.retain(text(1, 2), priority=80, duration_seconds=30) == HintResult(2 * T, 0, 0)
-        manager.advance_clock(29)
-        for number in range(2, 6):
-            serve(manager, text(number, 6))
-        assert cached(manager, text(1, 2)) == 2 * T
-        manager.advance_clock(1)
-        for number in range(6, 10):
-            serve(manager, text(number, 6))
-        assert cached(manager, text(1, 2)) == 0
-        manager.check_invariants()
-
-
 def train(manager: KVCacheManager, num_rounds: int, first: int = 1000) -> None:
     """Three sessions of 2 blocks take turns: each comes back when 4 other blocks were released. The policy sees it."""
     for number in range(num_rounds):
@@ -311,8 +299,7 @@ def test_what_is_retained_as_expected_takes_nothing_of_the_budget_afterwards() -
         # 4 of the 16 slots may be pinned.
         assert manager.retain(text(1, 2)) == HintResult(2 * T, 0, 0)
         assert manager.retain(text(2, 4), duration_seconds=inf) == HintResult(2 * T, 2 * T, 0)
-        for number in range(3, 40):
-            serve(manager, text(number, 2))
+        serve_others(manager, range(3, 40), 2)
         assert manager.retain(text(39, 2)).num_clipped == 0
         manager.check_invariants()
 
@@ -323,8 +310,7 @@ def test_a_release_ends_what_is_retained_as_expected() -> None:
         serve(manager, text(1, 2))
         manager.retain(text(1, 2), priority=80)
         manager.demote(text(1, 2))
-        for number in range(2, 5):
-            serve(manager, text(number, 2))
+        serve_others(manager, range(2, 5), 2)
         # The end of the time would have made it 35 again, had the demotion not come after it.
         assert priorities(manager, text(1, 2)) in ([0, 0], [])
 
@@ -337,8 +323,7 @@ def test_a_prefix_in_use_is_retained_from_now_on() -> None:
             kv_cache.commit(text(1, 2))
             assert manager.retain(text(1, 2), priority=80) == HintResult(2 * T, 0, 0)
             assert priorities(manager, text(1, 2)) == [80, 80]
-            for number in range(2, 60):
-                serve(manager, text(number, 2))
+            serve_others(manager, range(2, 60), 2)
             assert priorities(manager, text(1, 2)) == [35, 35]
             manager.check_invariants()
 
@@ -351,8 +336,7 @@ def test_durations_are_run_again_to_the_microsecond(microseconds: int, tmp_path:
         manager.retain(text(1, 2), priority=80, duration_seconds=microseconds / 1_000_000)
         manager.advance_clock((microseconds - 1) / 1_000_000)
         assert priorities(manager, text(1, 2)) == [80, 80]
-        for number in range(2, 6):
-            serve(manager, text(number, 6))
+        serve_others(manager, range(2, 6), 6)
         manager.retain(text(5, 2), priority=80, duration_seconds=microseconds / 1_000_000)
         manager.advance_clock(microseconds / 1_000_000)
         assert priorities(manager, text(5, 2)) == [35, 35]

@@ -229,6 +229,14 @@ def test_wrong_arguments() -> None:
         manager.resize(0, 640)
 
 
+def two_groups(cool_down_seconds: float = 0, min_samples: int = 2, enable_stats: bool = True) -> KVCacheManagerConfig:
+    """A page of the first pool group is half as large as one of the second, and each has half of the memory."""
+    layers = [AttentionLayerConfig(LayerId(0), [BufferConfig("key", 64)], 5), AttentionLayerConfig(LayerId(1), [BufferConfig("key", 128)])]
+    rebalance = RebalanceConfig(threshold=0.1, cool_down_seconds=cool_down_seconds, min_samples=min_samples, smoothing=0.5)
+    tiers = [GpuCacheTierConfig(200 * 64)]
+    return KVCacheManagerConfig(4, tiers, layers, initial_pool_ratio=[0.5, 0.5], enable_stats=enable_stats, rebalance=rebalance)
+
+
 def serve_token(manager: KVCacheManager, is_counted: bool = True) -> None:
     """One look at the mix, where it counts."""
     with manager.create_kv_cache(count_in_statistics=is_counted) as kv_cache:
@@ -237,11 +245,7 @@ def serve_token(manager: KVCacheManager, is_counted: bool = True) -> None:
 
 def test_the_quota_moves_to_where_it_is_needed() -> None:
     """Two pool groups share the memory evenly at first; sequences need one page of the first for 8 of the second."""
-    layers = [AttentionLayerConfig(LayerId(0), [BufferConfig("key", 64)], 5), AttentionLayerConfig(LayerId(1), [BufferConfig("key", 128)])]
-    config = KVCacheManagerConfig(
-        4, [GpuCacheTierConfig(200 * 64)], layers, initial_pool_ratio=[0.5, 0.5],
-        rebalance=RebalanceConfig(threshold=0.1, cool_down_seconds=10, min_samples=4, smoothing=0.5),
-    )  # fmt: skip
+    config = two_groups(cool_down_seconds=10, min_samples=4)
     with KVCacheManager(config, device=HostDevice(granularity_bytes=4096)) as manager:
         before = [group.total for group in manager.get_storage_statistics()]
         assert before == [100, 50]
@@ -268,11 +272,7 @@ def test_the_quota_moves_to_where_it_is_needed() -> None:
 @pytest.mark.parametrize("forks", [False, True])
 def test_sequences_that_are_not_counted_do_not_steer(with_stats: bool, forks: bool) -> None:
     """Dummies of a warm-up have 40 pages of the second group and 2 of the first; the shares are those without them."""
-    layers = [AttentionLayerConfig(LayerId(0), [BufferConfig("key", 64)], 5), AttentionLayerConfig(LayerId(1), [BufferConfig("key", 128)])]
-    config = KVCacheManagerConfig(
-        4, [GpuCacheTierConfig(200 * 64)], layers, initial_pool_ratio=[0.5, 0.5], enable_stats=with_stats,
-        rebalance=RebalanceConfig(threshold=0.1, cool_down_seconds=0, min_samples=2, smoothing=0.5),
-    )  # fmt: skip
+    config = two_groups(enable_stats=with_stats)
     shares: list[list[int]] = []
     for has_dummy in (False, True):
         with KVCacheManager(config, device=HostDevice(granularity_bytes=4096)) as manager:
@@ -298,11 +298,7 @@ def test_sequences_that_are_not_counted_do_not_steer(with_stats: bool, forks: bo
 
 
 def test_a_page_that_a_counted_sequence_needs_too_is_seen() -> None:
-    layers = [AttentionLayerConfig(LayerId(0), [BufferConfig("key", 64)], 5), AttentionLayerConfig(LayerId(1), [BufferConfig("key", 128)])]
-    config = KVCacheManagerConfig(
-        4, [GpuCacheTierConfig(200 * 64)], layers, initial_pool_ratio=[0.5, 0.5],
-        rebalance=RebalanceConfig(threshold=0.1, cool_down_seconds=0, min_samples=2, smoothing=0.5),
-    )  # fmt: skip
+    config = two_groups()
     with KVCacheManager(config, device=HostDevice(granularity_bytes=4096)) as manager:
         first = manager.create_kv_cache(count_in_statistics=False)
         assert first.resume() and first.resize(160)
@@ -319,11 +315,7 @@ def test_a_page_that_a_counted_sequence_needs_too_is_seen() -> None:
 def test_calls_that_were_refused_are_no_look_at_the_mix() -> None:
     """Two looks are wanted. The second `create_kv_cache` fails, by a token, an id or the user's callback, and then there is no room for a
     sequence: so there was one look."""
-    layers = [AttentionLayerConfig(LayerId(0), [BufferConfig("key", 64)], 5), AttentionLayerConfig(LayerId(1), [BufferConfig("key", 128)])]
-    config = KVCacheManagerConfig(
-        4, [GpuCacheTierConfig(200 * 64)], layers, initial_pool_ratio=[0.5, 0.5],
-        rebalance=RebalanceConfig(threshold=0.1, cool_down_seconds=0, min_samples=2, smoothing=0.5),
-    )  # fmt: skip
+    config = two_groups()
     wrong: list[tuple[type[Exception], dict[str, Any]]] = [
         (ValueError, {"input_tokens": [-1]}),
         (TypeError, {"id": "seven"}),
