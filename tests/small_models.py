@@ -1,6 +1,7 @@
 """Configurations of a few layers and a few hundred bytes, for tests that count slots and know which page goes first: by recency."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from kv_cache_manager_v2 import (
@@ -55,15 +56,25 @@ def config_of(
     )
 
 
-def manager_of(
-    windows: Sequence[int | None] = (None,),
-    tokens_per_block: int = 4,
-    num_slots: int = 64,
-    sinks: Sequence[int | None] | None = None,
-    **settings: Any,
-) -> KVCacheManager:
-    """A manager on a host device of its own."""
-    return KVCacheManager(config_of(windows, tokens_per_block, num_slots, sinks, **settings), device=HostDevice())
+def new_manager(*of_config: Any, **settings: Any) -> KVCacheManager:
+    """A manager on a host device of its own, with the arguments of `config_of`."""
+    return KVCacheManager(config_of(*of_config, **settings), device=HostDevice())
+
+
+@contextmanager
+def manager_of(*of_config: Any, **settings: Any) -> Iterator[KVCacheManager]:
+    """A new manager, the same. At the end its open sequences are closed, and all is checked."""
+    with new_manager(*of_config, **settings) as manager:
+        yield manager
+        close_open_ones(manager)
+
+
+def close_open_ones(manager: KVCacheManager) -> None:
+    open_ones = manager.open_kv_caches
+    for kv_cache in open_ones:
+        kv_cache.close()
+    if open_ones:
+        manager.check_invariants()
 
 
 def free_slots(manager: KVCacheManager, pool_group: int = 0) -> int:

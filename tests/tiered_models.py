@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from small_models import BYTES_PER_TOKEN, attention_layers
+from small_models import BYTES_PER_TOKEN, attention_layers, close_open_ones
 
 from kv_cache_manager_v2 import (
     AttentionLayerConfig,
@@ -76,7 +76,8 @@ class Bench:
             self.close()
 
     def close(self) -> None:
-        """Every slot of every level must be free once the tree is empty."""
+        """Open sequences are closed; every slot of every level must be free once the tree is empty."""
+        close_open_ones(self.manager)
         self.engine.synchronize()
         self.engine.close()
         self.manager.check_invariants()

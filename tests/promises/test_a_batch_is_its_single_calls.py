@@ -151,8 +151,6 @@ def test_room_that_ends_midway_stops_there() -> None:
         assert manager.resize_batch([small, kv_caches[2]], [3, 5]) == 1
         assert (small.capacity, kv_caches[2].capacity) == (3, 4)
         manager.check_invariants()
-        for kv_cache in [*kv_caches, small]:
-            kv_cache.close()
 
 
 def test_histories_move_too() -> None:
@@ -162,8 +160,6 @@ def test_histories_move_too() -> None:
         assert manager.resize_batch([first, second], [8, 30], [7, 20]) == 2
         assert (first.history_length, second.history_length, second.capacity) == (7, 20, 30)
         manager.check_invariants()
-        first.close()
-        second.close()
 
 
 def test_wrong_numbers_take_back_what_was_moved() -> None:
@@ -186,8 +182,6 @@ def test_wrong_numbers_take_back_what_was_moved() -> None:
         with pytest.raises(LogicError):
             manager.resize_batch([small, second], [7, 8], [6, 6])
         assert manager.describe() == before
-        small.close()
-        second.close()
 
 
 def test_a_callback_that_raises_stops_the_batch_where_it_stands() -> None:
@@ -207,8 +201,6 @@ def test_a_callback_that_raises_stops_the_batch_where_it_stands() -> None:
             manager.resize_batch(kv_caches, [7, 5, 5, 7], [6, 5, 5, 6])
         assert [(kv_cache.capacity, kv_cache.history_length) for kv_cache in kv_caches] == [(7, 6), (5, 5), (4, 4), (5, 5)]
         manager.check_invariants()
-        for kv_cache in kv_caches:
-            kv_cache.close()
 
 
 @pytest.mark.parametrize(
@@ -233,8 +225,6 @@ def test_wrong_tokens_change_nothing(error: type[Exception], tokens: Any) -> Non
         with pytest.raises(error):
             manager.commit_batch(kv_caches, tokens)
         assert manager.describe() == before
-        for kv_cache in kv_caches:
-            kv_cache.close()
 
 
 def test_wrong_sequences_change_nothing() -> None:
@@ -283,7 +273,6 @@ def test_forks_of_one_block_must_say_the_same() -> None:
             manager.commit_batch([parent, child], [8, 8])
             assert parent.committed_tokens == child.committed_tokens == [1] * 5 + [6, 7, 8]
             manager.check_invariants()
-        parent.close()
 
 
 def test_a_batch_is_recorded_as_its_single_calls(tmp_path: Any) -> None:

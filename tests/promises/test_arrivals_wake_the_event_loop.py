@@ -74,7 +74,6 @@ def test_the_loop_goes_on_when_the_disk_is_through() -> None:
         assert order == ["others are served", "ready"]
         assert slow.ready
         bench.check(slow)
-        slow.close()
 
 
 def test_many_sequences_and_two_loops(tmp_path: Path) -> None:
@@ -94,8 +93,6 @@ def test_many_sequences_and_two_loops(tmp_path: Path) -> None:
 
         run(serve())
         run(serve())
-        for kv_cache in sequences:
-            kv_cache.close()
 
 
 def test_a_cancelled_wait_leaves_nothing() -> None:
@@ -122,7 +119,6 @@ def test_a_cancelled_wait_leaves_nothing() -> None:
         files.let_go()
         run(bench.manager.ready(slow))
         bench.check(slow)
-        slow.close()
     assert num_open_files() == before
 
 
@@ -140,7 +136,6 @@ def test_a_page_that_cannot_be_read_is_an_error_of_the_wait() -> None:
                 await bench.manager.ready(slow)
 
         run(serve())
-        slow.close()
 
 
 @pytest.mark.parametrize("ends", ["close", "suspend"])
@@ -160,7 +155,6 @@ def test_a_sequence_that_ends_meanwhile(ends: str) -> None:
                 await waiting
 
         run(serve())
-        slow.close()
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -185,7 +179,6 @@ def test_a_host_function_wakes_it_on_cuda(seed: int, lower: list[tuple[str, int]
             bench.check(slow)
             slow.suspend()
         assert driver.calls.count("cuLaunchHostFunc") >= 1
-        slow.close()
 
 
 @pytest.mark.parametrize("make_device", [lambda: SimulatedDevice(3, eager=False), ForwardingDevice], ids=["simulated", "of the user"])
@@ -196,7 +189,6 @@ def test_a_device_that_cannot_wake_a_loop_is_waited_for(make_device: Callable[[]
         run(bench.manager.ready(slow))
         assert slow.ready
         bench.check(slow)
-        slow.close()
 
 
 def test_other_peoples_sequences_and_loops() -> None:

@@ -5,7 +5,7 @@ import random
 from typing import Any
 
 import pytest
-from small_models import attention_layers, config_of, manager_of
+from small_models import attention_layers, config_of, new_manager
 
 from kv_cache_manager_v2 import (
     FinishPlan,
@@ -184,7 +184,7 @@ PROMPT = list(range(100, 108))
 
 def twins_of(num_slots: int, num_twins: int, num_matched: int, is_forked: bool, has_lease: bool) -> tuple[Any, list[Any], list[Any]]:
     """Where indices stay: sequences with the same two blocks, the first with the published pages, others with twins of them."""
-    manager = manager_of(num_slots=num_slots, allow_seq_rebasing=False, max_util_for_resume=1.0)
+    manager = new_manager(num_slots=num_slots, allow_seq_rebasing=False, max_util_for_resume=1.0)
     sequences: list[Any] = [manager.create_kv_cache(input_tokens=PROMPT) for _number in range(1 + num_twins)]
     for sequence in sequences:
         assert sequence.resume() and sequence.resize(8)

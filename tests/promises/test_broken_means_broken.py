@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from small_models import config_of, manager_of, run_prompt
+from small_models import config_of, manager_of, new_manager, run_prompt
 from tiered_models import tiered_config
 
 from kv_cache_manager_v2 import CorruptedError, DecodeBatch, KVCacheManager
@@ -30,7 +30,7 @@ def forget_all_holds(manager: KVCacheManager) -> None:
 
 def test_first_reason_is_repeated_and_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
     with manager_of() as healthy:
-        broken = manager_of()
+        broken = new_manager()
         victim = run_prompt(broken, [1, 2, 3, 4, 5])
         forget_all_holds(broken)
         with pytest.raises(CorruptedError):
@@ -58,7 +58,7 @@ def test_first_reason_is_repeated_and_others_go_on(caplog: pytest.LogCaptureFixt
 
 
 def test_memory_of_a_broken_manager_comes_back() -> None:
-    broken = manager_of()
+    broken = new_manager()
     device = broken.device
     victim = run_prompt(broken, [1, 2, 3, 4, 5])
     forget_all_holds(broken)

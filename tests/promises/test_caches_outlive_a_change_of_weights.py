@@ -126,8 +126,6 @@ def test_a_rewound_sequence_is_one_of_the_new_epoch(end_epoch: Callable[[KVCache
         run_prompt(manager, TEXT[:8], reuse_scope=TENANT).close()
         assert old.resume() and old.resize(12)
         old.commit(TEXT[:12])
-        old.close()
-        manager.check_invariants()
 
 
 def test_forks_beams_and_leases_of_old_sequences(end_epoch: Callable[[KVCacheManager], None]) -> None:

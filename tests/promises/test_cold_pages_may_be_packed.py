@@ -140,8 +140,6 @@ def test_lossless_codecs_keep_every_byte(host_slots: int, write_policy: str) -> 
                     bench.check(kv_cache)
                     kv_cache.suspend()
             assert bench.num_copied(1, 0) > 0
-            for kv_cache in held:
-                kv_cache.close()
 
 
 def test_pages_swap_where_all_levels_are_full() -> None:
@@ -154,8 +152,6 @@ def test_pages_swap_where_all_levels_are_full() -> None:
                     assert kv_cache.resume()
                     bench.check(kv_cache)
                     kv_cache.suspend()
-            for kv_cache in held:
-                kv_cache.close()
 
 
 class TurningCodec(ColdPageCodec):
@@ -220,8 +216,6 @@ def test_a_codec_that_raises_loses_no_page(tier: str, num_slots: int, failing: s
             bench.check(kv_cache)
             kv_cache.suspend()
         assert {"encode", "decode"} == set(codec.calls)
-        for kv_cache in held:
-            kv_cache.close()
 
 
 def test_levels_between_memory_copy_packed_pages_as_they_are() -> None:
@@ -236,8 +230,6 @@ def test_levels_between_memory_copy_packed_pages_as_they_are() -> None:
             assert kv_cache.resume()
             bench.check(kv_cache)
             kv_cache.suspend()
-        for kv_cache in held:
-            kv_cache.close()
 
 
 @pytest.mark.parametrize("device_of", [HostDevice, lambda: SimulatedDevice(3)], ids=["host", "simulated"])
@@ -252,8 +244,6 @@ def test_pages_pass_to_and_from_a_disk_in_parts(device_of: Any, tmp_path: Path) 
                 bench.check(kv_cache)
                 kv_cache.suspend()
         assert bench.num_copied(1, 0) >= 60 and codec.calls.count("decode") >= 9
-        for kv_cache in held:
-            kv_cache.close()
 
 
 def test_a_level_of_packed_pages_can_be_resized() -> None:
@@ -350,7 +340,6 @@ def test_lossless_codecs_and_no_codec_leave_exact_requests_alone() -> None:
                 bench.suspended(number, 3 * TOKENS_PER_BLOCK, commit=True).close()
             again = bench.manager.create_kv_cache(input_tokens=bench.texts[7], exact=True)
             assert again.num_committed_tokens == 12 and again.match_info.lossy_tokens == 0
-            again.close()
 
 
 def test_pages_behind_a_window_do_not_end_an_exact_match() -> None:
@@ -363,7 +352,6 @@ def test_pages_behind_a_window_do_not_end_an_exact_match() -> None:
         assert [["is_lossy" in page for page in block["pages"]] for block in blocks] == [[False, True], [False, True], [False, False]]
         again = bench.manager.create_kv_cache(input_tokens=bench.texts[7], exact=True)
         assert again.num_committed_tokens == 12 and again.match_info.lossy_tokens == 0
-        again.close()
 
 
 def test_a_journal_names_the_codec_and_is_repeated_without_it(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from small_models import free_slots, manager_of, run_prompt
+from small_models import free_slots, manager_of, new_manager, run_prompt
 
 from kv_cache_manager_v2 import KVCache, KVCacheManager, LayerId, is_compiled
 
@@ -80,14 +80,14 @@ def expect_reports(unraisable: Unraisable, filtered: str, count: int) -> None:
 
 
 def test_three_sequences_in_one_cycle(filtered: str, unraisable: Unraisable) -> None:
-    manager = manager_of(num_slots=NUM_SLOTS)
+    manager = new_manager(num_slots=NUM_SLOTS)
     drop_in_a_cycle([run_prompt(manager, list(range(start, start + 9))) for start in (0, 100, 200)])
     expect_reports(unraisable, filtered, 3)
     check_all_is_back(manager)
 
 
 def test_every_kind_of_handle_in_one_cycle(filtered: str, unraisable: Unraisable) -> None:
-    manager = manager_of(num_slots=NUM_SLOTS)
+    manager = new_manager(num_slots=NUM_SLOTS)
     sequences = [run_prompt(manager, list(range(start, start + 9))) for start in (0, 100)]
     for sequence in sequences:
         sequence.stop_committing()
@@ -165,7 +165,7 @@ def test_beside_a_running_call_it_is_counted_apart() -> None:
 
 
 def test_a_manager_and_its_sequences_in_one_cycle(filtered: str, unraisable: Unraisable) -> None:
-    manager = manager_of(num_slots=NUM_SLOTS)
+    manager = new_manager(num_slots=NUM_SLOTS)
     handles = [run_prompt(manager, list(range(9))), manager]
     del manager
     drop_in_a_cycle(handles)
@@ -173,7 +173,7 @@ def test_a_manager_and_its_sequences_in_one_cycle(filtered: str, unraisable: Unr
 
 
 def test_an_exception_on_its_way_arrives(filtered: str, unraisable: Unraisable) -> None:
-    manager = manager_of(num_slots=NUM_SLOTS)
+    manager = new_manager(num_slots=NUM_SLOTS)
 
     def fail_with_a_sequence() -> None:
         sequence = run_prompt(manager, list(range(9)))
@@ -187,7 +187,7 @@ def test_an_exception_on_its_way_arrives(filtered: str, unraisable: Unraisable) 
 
 
 def test_an_exception_being_handled_stays(filtered: str, unraisable: Unraisable) -> None:
-    manager = manager_of(num_slots=NUM_SLOTS)
+    manager = new_manager(num_slots=NUM_SLOTS)
     try:
         raise KeyError("the caller's own")
     except KeyError as error:
@@ -225,7 +225,7 @@ def test_a_handle_that_ctrl_c_leaves_half_made_dies_in_silence(unraisable: Unrai
         return on_line
 
     while left >= 0:
-        manager = manager_of([None])
+        manager = new_manager([None])
         left = num_interrupted
         sys.settrace(on_line)
         try:
@@ -243,7 +243,7 @@ def test_a_handle_that_ctrl_c_leaves_half_made_dies_in_silence(unraisable: Unrai
 
 def test_warning_filters_may_raise_anything(unraisable: Unraisable) -> None:
     """A signal's handler runs in the middle of the warning; the user's own `showwarning` fails; it calls the manager."""
-    manager = manager_of(num_slots=NUM_SLOTS)
+    manager = new_manager(num_slots=NUM_SLOTS)
 
     def interrupt(*arguments: object, **keywords: object) -> None:
         signal.raise_signal(signal.SIGINT)
@@ -272,7 +272,7 @@ def test_warning_filters_may_raise_anything(unraisable: Unraisable) -> None:
 
 @pytest.mark.skipif(is_compiled(), reason="a compiled destructor has no line before which a signal could arrive")
 def test_a_destructor_that_is_stopped_before_its_first_line(unraisable: Unraisable) -> None:
-    manager = manager_of(num_slots=NUM_SLOTS)
+    manager = new_manager(num_slots=NUM_SLOTS)
     sequence = run_prompt(manager, list(range(9)))
     other = run_prompt(manager, list(range(50, 59)))
 
@@ -292,7 +292,7 @@ def test_a_destructor_that_is_stopped_before_its_first_line(unraisable: Unraisab
 
 
 def test_in_another_thread(filtered: str, unraisable: Unraisable) -> None:
-    manager = manager_of(num_slots=NUM_SLOTS)
+    manager = new_manager(num_slots=NUM_SLOTS)
     handles = [run_prompt(manager, list(range(start, start + 9))) for start in (0, 100, 200)]
     thread = threading.Thread(target=drop_in_a_cycle, args=(handles,))
     thread.start()

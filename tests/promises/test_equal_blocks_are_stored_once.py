@@ -17,9 +17,6 @@ def test_second_producer_takes_over_the_first_ones_page() -> None:
         assert used_slots(manager) == 3
         a, b = first.get_base_page_indices(0).tolist(), second.get_base_page_indices(0).tolist()
         assert a[0] == b[0] and a[1] != b[1]
-        first.close()
-        manager.check_invariants()
-        second.close()
 
 
 @pytest.mark.parametrize("num_others", [0, 1, 5])
@@ -51,8 +48,6 @@ def test_private_partial_block_is_never_swapped() -> None:
         writer.commit([9, 10])
         assert writer.get_base_page_indices(0).tolist() == own
         manager.check_invariants()
-        writer.close()
-        fuller.close()
 
 
 def test_publishing_a_block_again_adds_missing_pages() -> None:
@@ -96,8 +91,6 @@ def test_each_of_two_holders_copies_a_partial_block() -> None:
         assert len(tails) == 2
         assert used_slots(manager) == 1 + 1 + 2
         manager.check_invariants()
-        for holder in holders:
-            holder.close()
 
 
 def test_shared_tail_is_copied_before_the_next_tokens() -> None:
@@ -117,8 +110,6 @@ def test_shared_tail_is_copied_before_the_next_tokens() -> None:
         for owner in owners:
             assert owner.resize(20, 19)
         manager.check_invariants()
-        for owner in owners:
-            owner.close()
 
 
 def test_sole_holder_goes_on_where_there_is_no_room_for_a_copy() -> None:

@@ -274,7 +274,6 @@ def test_a_disk_that_takes_no_writes_loses_nothing() -> None:
         second.close()
         assert first.resume()
         bench.check(first)
-        first.close()
 
 
 @pytest.mark.parametrize("write_policy", ["back", "through"])
@@ -542,8 +541,6 @@ def test_a_read_and_a_copy_of_one_exchange_fail(windows: tuple[int | None, ...],
                     assert "are lost" in str(error)
                     num_lost += 1
                 finish(bench)
-            for kv_cache in sequences:
-                kv_cache.close()
         assert device.races == ()
     assert num_refused > 3 and 0 < num_lost <= 13
 
@@ -629,5 +626,3 @@ def test_what_is_left_of_a_trimmed_match_is_whole(lost: int) -> None:
         again.close()
         with pytest.raises(StorageIOError, match="are lost"):
             sequences[lost].resume()
-        for kv_cache in sequences:
-            kv_cache.close()

@@ -48,8 +48,6 @@ def test_of_calls(call: Callable[[Any], Any], kind: type[Exception], parts: list
     with manager_of(num_slots=4) as manager:
         with pytest.raises(kind) as raised:
             call(manager)
-        for kv_cache in list(manager.open_kv_caches):
-            kv_cache.close()
     assert all([part in str(raised.value) for part in parts]), raised.value
 
 
@@ -94,8 +92,6 @@ def test_of_full_batches(call: Callable[[Any, Any, list[Any]], Any], kind: type[
                 batch.leave(kv_cache)
         table.update()
         batch.step()
-        for kv_cache in sequences:
-            kv_cache.close()
 
 
 def test_of_sizes_of_tables() -> None:

@@ -106,7 +106,6 @@ def test_shared_bytes_stand_for_one_text() -> None:
                     child.commit(wrong)
                 assert manager.describe() == before
             child.commit([1, 2, 3, 4, 5, 6, 7])
-        parent.close()
 
 
 def test_forks_of_an_equal_published_block_take_it_over_together() -> None:
@@ -121,9 +120,6 @@ def test_forks_of_an_equal_published_block_take_it_over_together() -> None:
         # One block for each of both groups comes back, for both owners at once.
         assert used_slots(manager) == num_used - 2
         assert indices(child)[0] == indices(parent)[0]
-        child.close()
-        parent.close()
-        manager.check_invariants()
 
 
 def test_the_partial_block_of_the_one_that_ends_first_is_kept_for_reuse() -> None:

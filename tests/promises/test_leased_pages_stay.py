@@ -5,7 +5,7 @@ import random
 from typing import Any
 
 import pytest
-from small_models import config_of, free_slots, manager_of, run_prompt, used_slots
+from small_models import config_of, free_slots, manager_of, new_manager, run_prompt, used_slots
 
 from kv_cache_manager_v2 import HostDevice, KVCacheManager, LogicError
 
@@ -99,7 +99,7 @@ def test_leased_block_outlives_an_equal_one_that_is_dropped_above_it() -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_a_look_at_open_leases_warns_of_none(caplog: pytest.LogCaptureFixture) -> None:
-    manager = manager_of()
+    manager = new_manager()
     with run_prompt(manager, [1, 2, 3, 4, 5]) as kv_cache:
         lease = kv_cache.reserve_transfer()
     for _ in range(2):
@@ -110,7 +110,7 @@ def test_a_look_at_open_leases_warns_of_none(caplog: pytest.LogCaptureFixture) -
 
 
 def test_leases_count_where_they_stand_in_the_way() -> None:
-    manager = manager_of()
+    manager = new_manager()
     with run_prompt(manager, [1, 2, 3, 4, 5]) as kv_cache:
         leases = [kv_cache.reserve_transfer() for _ in range(2)]
     with pytest.raises(LogicError, match="2 transfer leases"):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from public_calls import World, find_served, make_uses
-from small_models import manager_of, run_prompt
+from small_models import manager_of, new_manager, run_prompt
 
 from kv_cache_manager_v2 import (
     BatchPageTable,
@@ -189,11 +189,10 @@ def test_priority_out_of_range_and_callback_that_calls_back() -> None:
         with pytest.raises(LogicError):
             nested.resize(4)
         assert manager.describe() == before
-        nested.close()
 
 
 def test_every_call_after_shutdown() -> None:
-    manager = manager_of()
+    manager = new_manager()
     table = BatchPageTable(manager, 4, 8)
     manager.shutdown()
     manager.shutdown()
@@ -216,7 +215,7 @@ def test_every_call_after_shutdown() -> None:
 
 
 def test_a_plan_of_a_manager_that_is_shut_down_drops_nothing() -> None:
-    manager = manager_of()
+    manager = new_manager()
     with manager.create_kv_cache() as kv_cache:
         assert kv_cache.resume() and kv_cache.resize(4)
         kv_cache.commit([1, 2, 3, 4])
@@ -312,8 +311,6 @@ def test_batch_is_validated_whole_before_it_begins() -> None:
         with pytest.raises(ValueError):
             manager.resize_batch([first, second], [8, 8])
         assert manager.describe() == before
-        first.close()
-        second.close()
 
 
 def test_users_own_assertion_breaks_nothing() -> None:
@@ -461,5 +458,3 @@ def test_a_slip_in_the_capacity_costs_nothing(windows: tuple[int | None, ...]) -
         if None not in windows:
             assert manager.describe() == before
         assert kv_cache.resize(2**12, 2**12) or None in windows
-        kv_cache.close()
-        manager.check_invariants()

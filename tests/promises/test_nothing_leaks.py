@@ -4,7 +4,7 @@ import gc
 import warnings
 
 import pytest
-from small_models import config_of, free_slots, manager_of, run_prompt
+from small_models import config_of, free_slots, manager_of, new_manager, run_prompt
 
 from kv_cache_manager_v2 import KVCacheManager, LogicError
 from kv_cache_manager_v2.device.host_device import HostDevice
@@ -34,7 +34,7 @@ def test_forgotten_sequence_warns_and_is_closed_by_the_next_call() -> None:
 
 
 def test_shutdown_names_the_number_of_open_sequences() -> None:
-    manager = manager_of()
+    manager = new_manager()
     sequences = [manager.create_kv_cache() for _ in range(3)]
     with pytest.raises(LogicError, match="3"):
         manager.shutdown()

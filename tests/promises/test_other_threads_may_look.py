@@ -232,8 +232,6 @@ def test_other_threads_ask_whether_a_sequence_is_ready() -> None:
 
             digest = serve_watched(bench.manager, [are_ready] * num_watchers, bring_up)
             bench.manager.check_invariants()
-            for sequence in sequences:
-                sequence.close()
         return digest
 
     with threads_take_turns_often():
@@ -290,7 +288,6 @@ def test_what_a_thread_finds_while_a_call_runs() -> None:
         asked.join()
         assert found == [usage.prompts.tokens]
         assert manager.probe_reuse(None, [1, 2, 3, 4, 5]) == 5
-        sequence.close()
 
 
 def test_a_callback_that_looks_does_not_wait_for_itself() -> None:
@@ -304,7 +301,6 @@ def test_a_callback_that_looks_does_not_wait_for_itself() -> None:
         sequence = manager.create_kv_cache(custom_priority_callback=callback)
         assert sequence.resume() and sequence.resize(1)
         assert len(found) == 1
-        sequence.close()
 
 
 def test_probes_that_look_at_objects_of_the_user() -> None:

@@ -39,7 +39,6 @@ def test_callers_buffer_is_written_through() -> None:
         kept = buffers[0].copy()
         assert kv_cache.resize(80)
         assert (buffers[0] == kept).all()
-        kv_cache.close()
 
 
 def test_converter_gives_the_address_of_the_right_buffer() -> None:

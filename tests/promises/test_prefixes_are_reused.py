@@ -16,7 +16,6 @@ def test_prefix_of_a_running_sequence_is_reused() -> None:
             assert second.resume()
             assert second.get_base_page_indices(0).tolist() == first.get_base_page_indices(0).tolist()
             manager.check_invariants()
-        first.close()
 
 
 def test_prefix_of_a_closed_sequence_is_reused() -> None:
@@ -124,7 +123,6 @@ def test_match_holds_its_pages_until_close() -> None:
         manager.check_invariants()
         other.close()
         assert held.resume()
-        held.close()
 
 
 @pytest.mark.parametrize(("committed", "expected"), [(32, 29), (2, 0), (8, 5), (3, 0)])

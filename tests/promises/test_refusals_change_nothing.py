@@ -79,8 +79,6 @@ def test_resume_gate() -> None:
         assert not second.resume()
         assert manager.describe() == before
         assert second.status is second.Status.SUSPENDED
-        first.close()
-        second.close()
 
 
 def test_constraints_hold_in_operation() -> None:
@@ -95,8 +93,6 @@ def test_constraints_hold_in_operation() -> None:
         before = manager.describe()
         assert not sequences[100].resize(4)
         assert manager.describe() == before
-        for sequence in sequences:
-            sequence.close()
     with manager_of(num_slots=100, constraints=[BatchDesc([KVCacheDesc(4, 0)] * 98)]) as manager:
         with run_prompt(manager, list(range(99 * 4))), manager.create_kv_cache() as second:
             assert not second.resume(), "99 are more than 97, and than the 98 of the constraint"

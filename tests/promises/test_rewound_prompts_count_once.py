@@ -335,7 +335,6 @@ def test_a_prompt_keeps_the_figures_of_its_first_resume(kept: int) -> None:
         usage = manager.get_statistics()
         assert usage.requests - before.requests == 1 and usage.resumes - before.resumes == 2 and usage.suspends == 1
         assert usage.prompts.tokens - before.prompts.tokens == 67
-        kv_cache.close()
 
 
 def test_rewound_before_it_ever_ran_and_never_run() -> None:
@@ -354,7 +353,6 @@ def test_rewound_before_it_ever_ran_and_never_run() -> None:
         usage = manager.get_statistics()
         assert usage.requests - before.requests == 1
         assert sum(usage.prompts.hit_tokens) - sum(before.prompts.hit_tokens) == 16
-        kv_cache.close()
 
 
 @pytest.mark.parametrize("runs", [True, False])
@@ -382,5 +380,3 @@ def test_a_fork_that_is_rewound_is_no_request() -> None:
         assert fork.resume()
         assert fork.statistics.requests == 0 and fork.statistics.prompts.tokens == 0
         assert manager.get_statistics().requests == 1 and manager.get_statistics().prompts.tokens == 16
-        fork.close()
-        kv_cache.close()

@@ -39,8 +39,6 @@ def test_a_slow_disk_holds_up_its_own_sequence_only() -> None:
         wait_until_ready(slow)
         assert slow.ready, "it stays so"
         bench.check(slow)
-        slow.close()
-        other.close()
 
 
 def test_a_real_disk_file(tmp_path: Path) -> None:
@@ -52,8 +50,6 @@ def test_a_real_disk_file(tmp_path: Path) -> None:
                 wait_until_ready(kv_cache)
                 bench.check(kv_cache)
                 kv_cache.suspend()
-        for kv_cache in sequences:
-            kv_cache.close()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -83,7 +79,6 @@ def test_ready_is_for_active_sequences() -> None:
             assert kv_cache.ready
         assert kv_cache.resume()
         assert kv_cache.ready, "nothing had to be onboarded"
-        kv_cache.close()
 
 
 @pytest.mark.parametrize("call", ["commit_tree", "reserve_transfer"])
@@ -112,7 +107,6 @@ def test_work_before_it_is_ready_is_in_order(call: str, kind: str) -> None:
         drafts.close()
         assert other.resume()
         bench.check(other)
-        other.close()
 
 
 def rotate(bench: Bench, device: Device) -> None:

@@ -40,7 +40,6 @@ def test_prefill_then_one_decode_step():
         assert blocks_of(manager.get_iteration_statistics()) == (1, 0, 0, 0, 1)
         assert blocks_of(manager.get_statistics()) == (3, 0, 0, 2, 1)
         assert blocks_of(manager.get_iteration_statistics()) == (0, 0, 0, 0, 0)
-        kv_cache.close()
 
 
 def test_the_expected_prompt_length_says_where_generation_begins():
@@ -49,7 +48,6 @@ def test_the_expected_prompt_length_says_where_generation_begins():
         assert kv_cache.resume() and kv_cache.resize(20)
         # Of 5 blocks those that begin at 0, 4 and 8 are of the prompt, those at 12 and 16 are not.
         assert blocks_of(kv_cache.statistics) == (5, 0, 0, 3, 2)
-        kv_cache.close()
 
 
 def test_reuse_of_whole_blocks_and_of_a_part():
@@ -67,7 +65,6 @@ def test_reuse_of_whole_blocks_and_of_a_part():
         assert blocks_of(found) == (1, 2, 1, 0, 0)
         assert (found.count_transfers("copied"), found.transfers[0].bytes) == (1, 2 * 8 * 4)
         assert (found.prompts.tokens, found.prompts.hit_tokens, found.prompts.num_missed) == (12, (11,), 1)
-        kv_cache.close()
 
 
 def test_a_sequence_that_never_ran_is_no_request():
@@ -90,7 +87,6 @@ def test_refused_and_excluded_calls_do_not_count():
         found = manager.get_statistics()
         assert (found.requests, found.prompts.tokens, found.allocated, found.suspends, found.resumes) == (0, 0, 0, 0, 0)
         assert blocks_of(dummy.statistics) == (2, 0, 0, 2, 0), "it has an account of its own"
-        dummy.close()
 
 
 def test_an_admission_that_is_refused_again_and_again_is_one_look_up() -> None:
@@ -112,7 +108,6 @@ def test_an_admission_that_is_refused_again_and_again_is_one_look_up() -> None:
         found = manager.get_statistics()
         assert found.requests == before.requests + 1 and found.prompts.tokens == before.prompts.tokens + len(prompt)
         assert sum(found.prompts.hit_tokens) == sum(admitted.statistics.prompts.hit_tokens) > 0
-        admitted.close()
 
 
 def test_a_step_that_is_taken_back_and_done_again_counts_once() -> None:
@@ -132,8 +127,6 @@ def test_a_step_that_is_taken_back_and_done_again_counts_once() -> None:
             assert fork.resize(capacity)
         # The committed blocks are shared and full, so nothing is copied: of the fork's own are blocks 4, 5 and 6.
         assert manager.get_statistics().allocated == 5 + 3
-        fork.close()
-        kv_cache.close()
 
 
 def test_a_prompt_that_is_prefilled_again_after_a_rewind_is_missed_once() -> None:
@@ -145,7 +138,6 @@ def test_a_prompt_that_is_prefilled_again_after_a_rewind_is_missed_once() -> Non
         kv_cache.commit(list(range(16)))
         assert kv_cache.resize(17)
         assert blocks_of(manager.get_statistics()) == (5, 0, 0, 4, 1)
-        kv_cache.close()
 
 
 def test_an_iteration_in_which_a_tier_shrinks_has_its_peak_too() -> None:
@@ -170,7 +162,6 @@ def test_pages_that_move_as_a_tier_shrinks_are_copied() -> None:
         assert manager.resize(0, 4 * 64)
         assert manager.get_statistics().transfers == (TransferStatistics(0, 0, 0, 3, 192),)
         assert second.statistics.transfers == (), "it was no call of this sequence"
-        second.close()
 
 
 def test_suspends_resumes_drops_and_peaks():
@@ -203,7 +194,6 @@ def test_windowed_groups_have_their_own_figures():
         # All 8 blocks; of the window, position 32 reads 25..32: blocks 6 and 7.
         assert blocks_of(kv_cache.statistics, 0) == (0, 8, 0, 0, 0)
         assert blocks_of(kv_cache.statistics, 1) == (0, 2, 0, 0, 0)
-        kv_cache.close()
 
 
 def test_hits_and_copies_say_which_levels():
@@ -274,7 +264,6 @@ def test_without_statistics_nothing_is_kept():
             manager.get_iteration_statistics()
         with pytest.raises(LogicError):
             _ = kv_cache.statistics
-        kv_cache.close()
 
 
 def test_misuse():

@@ -182,7 +182,6 @@ def test_a_refused_move_of_several_pages_leaves_every_slot(nth: int) -> None:
             third.close()
             assert manager.resize(0, 4 * slot_bytes)
             bench.check(second)
-            second.close()
         assert device.races == ()
 
 
@@ -212,7 +211,6 @@ def test_pages_that_moved_before_a_refusal_are_waited_for() -> None:
             assert sorted(indices) == [[0, 1, 2], [5, 6, 7]]
             bench.check(second)
             assert bench.write(second, 3 * TOKENS_PER_BLOCK)
-            second.close()
         assert device.races == ()
 
 

@@ -66,8 +66,6 @@ def test_two_long_sequences_take_turns_on_a_gpu_for_one(tmp_path: Path) -> None:
         assert bench.manager.describe() == before
         # Of the 84 pages that the three need, 28 at most are on each of the upper levels.
         assert bench.counts(2)[0] - bench.counts(2)[1] >= 84 - 3 - 28 - 28
-        for kv_cache in (first, second, third):
-            kv_cache.close()
 
 
 @pytest.mark.parametrize("is_open", [False, True])
@@ -82,8 +80,6 @@ def test_no_more_pages_are_offloaded_than_slots_are_missing(is_open: bool) -> No
         for num_pages in range(1, 5):
             assert bench.write(second, TOKENS_PER_BLOCK)
             assert bench.counts(1) == (16, 16 - num_pages)
-        second.close()
-        first.close()
 
 
 def devices() -> list[str]:
@@ -152,7 +148,6 @@ def test_tokens_behind_a_published_part_of_a_block_stay(kind: str, is_on_its_way
         if not is_on_its_way:
             assert first.resume()
         bench.check(first)
-        first.close()
 
 
 @pytest.mark.parametrize("is_fifo", [True, False])
@@ -173,8 +168,6 @@ def test_two_at_a_time_while_the_last_level_is_exactly_full(is_fifo: bool, tmp_p
             for kv_cache in running:
                 bench.check(kv_cache)
             bench.manager.check_invariants()
-        for kv_cache in [*running, *waiting]:
-            kv_cache.close()
 
 
 @pytest.mark.parametrize("seed", range(12))

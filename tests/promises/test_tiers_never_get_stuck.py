@@ -56,7 +56,6 @@ def test_a_refused_resume_moves_nothing() -> None:
         active.close()
         assert suspended.resume()
         bench.check(suspended)
-        suspended.close()
 
 
 def test_the_gate_looks_at_each_pool_group() -> None:
@@ -94,7 +93,6 @@ def test_the_gate_looks_at_each_pool_group() -> None:
         assert "max_util_for_resume" in refusal.text
         active.close()
         assert waiting.resume()
-        waiting.close()
 
 
 def test_suspend_and_close_need_neither_room_nor_copies() -> None:

@@ -159,7 +159,6 @@ def test_a_tree_and_scratch_slots() -> None:
             else:
                 kv_cache.commit_tree([100, 101], [8, 13])
             manager.check_invariants()
-            kv_cache.close()
 
 
 def test_a_tree_is_recorded_and_runs_again(tmp_path: Any) -> None:

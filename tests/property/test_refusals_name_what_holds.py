@@ -5,7 +5,7 @@ import random
 import re
 
 import pytest
-from small_models import manager_of, run_prompt
+from small_models import manager_of, new_manager, run_prompt
 from tiered_models import tiered_config
 
 from kv_cache_manager_v2 import HostDevice, KVCache, KVCacheManager
@@ -35,7 +35,6 @@ def test_what_waits_on_a_cached_prefix_is_named() -> None:
         for other in waiting:
             other.close()
         assert kv_cache.resize(80)
-        kv_cache.close()
 
 
 def put_into_a_random_state(manager: KVCacheManager, rng: random.Random) -> list[KVCache]:
@@ -85,9 +84,9 @@ def test_advice_that_is_followed_works(levels: str) -> None:
         rng = random.Random(seed)
         num_slots = rng.randrange(12, 50)
         if levels == "one":
-            manager = manager_of(num_slots=num_slots)
+            manager = new_manager(num_slots=num_slots)
         elif levels == "windows":
-            manager = manager_of([None, 9], num_slots=num_slots)
+            manager = new_manager([None, 9], num_slots=num_slots)
         else:
             groups = 2 if levels == "two groups" else 1
             lower = [("host", rng.randrange(4, 40))]

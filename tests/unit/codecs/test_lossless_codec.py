@@ -95,5 +95,3 @@ def test_tiers_keep_their_promises_byte_for_byte(device_of: Any, lower: list[tup
                 bench.check(kv_cache)
                 kv_cache.suspend()
         assert bench.num_copied(1, 0) + bench.num_copied(0, 1) > 0
-        for kv_cache in held:
-            kv_cache.close()

@@ -56,7 +56,6 @@ def test_a_branch_ends_the_run_and_so_does_what_is_in_use(is_in_use: bool) -> No
         if not is_in_use:
             other.close()
         assert gather(manager, 100) == (6, 6)
-        other.close()
 
 
 def test_another_path_in_line_ends_the_run() -> None:

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 from served_interrupts import Place, Tracer
-from small_models import manager_of
+from small_models import new_manager
 
 from kv_cache_manager_v2 import CorruptedError, KVCache, KVCacheManager, is_compiled
 
@@ -28,7 +28,7 @@ def use(manager: KVCacheManager, kv_cache: KVCache) -> None:
 def interrupt(place: Place | None) -> Tracer:
     """Of a thread of its own; then everything is used again, unless a change was interrupted and the manager says so."""
     tracer = Tracer(MODULES, place)
-    manager = manager_of([None, 8])
+    manager = new_manager([None, 8])
     kv_cache = manager.create_kv_cache()
 
     def work() -> None:

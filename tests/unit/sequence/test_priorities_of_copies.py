@@ -50,6 +50,3 @@ def test_equal_blocks_take_the_higher_priority(keeps_indices: bool, first: int, 
         block = open_ones[0]._state_for_batch().blocks[0]
         assert block is open_ones[1]._state_for_batch().blocks[0]
         assert rows.priority(block.first_page) == 70
-        for kv_cache in open_ones:
-            kv_cache.close()
-        manager.check_invariants()
