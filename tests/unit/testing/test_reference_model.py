@@ -1,5 +1,4 @@
-"""The reference model accepts what the rules allow and objects to what they do not, shown with dumps made by
-hand."""
+"""The reference model accepts what the rules allow and objects to what they do not, shown with dumps made by hand."""
 
 import pytest
 
@@ -76,28 +75,17 @@ def test_life_of_a_sequence():
     model.see(dump([]))
 
 
-def test_published_page_must_come():
+@pytest.mark.parametrize(
+    "blocks",
+    [[], [(0, (1, 2, 3, 5), "locked", 7)], [(0, (1, 2, 3, 4), "droppable", 7)]],
+    ids=["it must come", "with its own text", "and its status"],
+)
+def test_a_published_page(blocks):
     model = make_model()
     sequence = running(model, 4)
     model.commit(sequence, [1, 2, 3, 4])
     with pytest.raises(ModelDisagreement):
-        model.see(dump([]))
-
-
-def test_page_with_another_text():
-    model = make_model()
-    sequence = running(model, 4)
-    model.commit(sequence, [1, 2, 3, 4])
-    with pytest.raises(ModelDisagreement):
-        model.see(dump([(0, (1, 2, 3, 5), "locked", 7)]))
-
-
-def test_wrong_status():
-    model = make_model()
-    sequence = running(model, 4)
-    model.commit(sequence, [1, 2, 3, 4])
-    with pytest.raises(ModelDisagreement):
-        model.see(dump([(0, (1, 2, 3, 4), "droppable", 7)]))
+        model.see(dump(blocks))
 
 
 def published(model, tokens=(1, 2, 3, 4), name=0):
