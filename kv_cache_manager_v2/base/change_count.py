@@ -7,7 +7,7 @@ from mypy_extensions import i64
 
 @final
 class ChangeCount:
-    """``num_begun``: changes that have begun and not ended. Changes nest."""
+    """``num_begun``: changes that have begun and not ended. Changes nest. ``with changes:`` is one, which does not end if it raises."""
 
     __slots__ = ("num_begun",)
 
@@ -20,3 +20,10 @@ class ChangeCount:
 
     def end(self) -> None:
         self.num_begun -= 1
+
+    def __enter__(self) -> None:
+        self.num_begun += 1
+
+    def __exit__(self, error_type: object, error: object, traceback: object) -> None:
+        if error is None:
+            self.num_begun -= 1

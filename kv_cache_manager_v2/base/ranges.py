@@ -22,9 +22,6 @@ class HalfOpenRange(Value):
         self.beg = to_int(beg, "beg")
         self.end = to_int(end, "end")
 
-    def _arguments(self) -> tuple[object, ...]:
-        return (self.beg, self.end)
-
     def __len__(self) -> int:
         return self.end - self.beg if self.end > self.beg else 0
 

@@ -4,21 +4,27 @@ A copy calls the constructor with the arguments that make an equal value, so the
 those arguments, the same in both builds.
 """
 
-from dataclasses import fields
-from typing import Any
+import inspect
+from typing import Any, Final
 
 from mypy_extensions import mypyc_attr
+
+_parameters: Final[dict[Any, tuple[str, ...]]] = {}
+"""Names of constructors' parameters, by class: of the classes whose values were compared, copied or shown so far."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Value:
-    """Base of values. A class that is no dataclass lists its constructor's arguments in `_arguments`."""
+    """Base of values. A class whose constructor's parameters are no attributes of the same names has its own `_arguments`."""
 
     __slots__ = ()
 
     def _arguments(self) -> tuple[object, ...]:
-        dataclass_self: Any = self
-        return tuple([getattr(self, field.name) for field in fields(dataclass_self)])
+        kind: Any = type(self)
+        names = _parameters.get(kind)
+        if names is None:
+            names = _parameters[kind] = tuple(list(inspect.signature(kind.__init__).parameters)[1:])
+        return tuple([getattr(self, name) for name in names])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), self._arguments()

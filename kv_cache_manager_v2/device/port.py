@@ -105,9 +105,6 @@ class MemoryAccess(Value):
         self.num_bytes = num_bytes
         self.is_write = is_write
 
-    def _arguments(self) -> tuple[object, ...]:
-        return (self.address, self.num_bytes, self.is_write)
-
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class HostKernel(Handle, metaclass=ABCMeta):

@@ -28,9 +28,6 @@ class KVCacheEventDiff(Value):
         self.old_value = old_value
         self.new_value = new_value
 
-    def _arguments(self) -> tuple[object, ...]:
-        return (self.old_value, self.new_value)
-
     def __repr__(self) -> str:
         return f"{self.old_value} -> {self.new_value}"
 
@@ -68,9 +65,6 @@ class KVCacheCreatedData(KVCacheEventData):
     def __init__(self, num_blocks_per_cache_level: list[int]) -> None:
         self.num_blocks_per_cache_level = num_blocks_per_cache_level
 
-    def _arguments(self) -> tuple[object, ...]:
-        return (self.num_blocks_per_cache_level,)
-
     def to_json(self) -> dict[str, Any]:
         return {"type": "created", "num_blocks_per_cache_level": list(self.num_blocks_per_cache_level)}
 
@@ -92,9 +86,6 @@ class KVCacheStoredBlockData(Value):
         self.tokens = tokens
         self.cache_level = cache_level
         self.priority = priority
-
-    def _arguments(self) -> tuple[object, ...]:
-        return (self.block_hash, self.tokens, self.cache_level, self.priority)
 
     def __repr__(self) -> str:
         return (
@@ -137,9 +128,6 @@ class KVCacheStoredData(KVCacheEventData):
         self.lora_id = lora_id
         self.salt = salt
 
-    def _arguments(self) -> tuple[object, ...]:
-        return (self.parent_hash, self.blocks, self.lora_id, self.salt)
-
     def __repr__(self) -> str:
         scope = "".join([f", {name}={value!r}" for name, value in (("lora_id", self.lora_id), ("salt", self.salt)) if value is not None])
         return f"KVCacheStoredData(parent_hash={self.parent_hash!r}, blocks={self.blocks}{scope})"
@@ -166,9 +154,6 @@ class KVCacheRemovedData(KVCacheEventData):
         self.block_hashes = block_hashes
         self.reason = reason
 
-    def _arguments(self) -> tuple[object, ...]:
-        return (self.block_hashes, self.reason)
-
     def to_json(self) -> dict[str, Any]:
         return {"type": "removed", "block_hashes": list(self.block_hashes), "reason": self.reason}
 
@@ -187,9 +172,6 @@ class KVCacheUpdatedData(KVCacheEventData):
         self.block_hash = block_hash
         self.cache_level = cache_level
         self.priority = priority
-
-    def _arguments(self) -> tuple[object, ...]:
-        return (self.block_hash, self.cache_level, self.priority)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -235,12 +217,6 @@ class KVCacheEvent(Value):
         self.num_dropped = num_dropped
         self.attention_dp_rank = attention_dp_rank
         self.hash_algo = hash_algo
-
-    def _arguments(self) -> tuple[object, ...]:
-        return (
-            self.event_id, self.data, self.window_size, self.layer_group_id, self.num_dropped, self.attention_dp_rank,
-            self.hash_algo,
-        )  # fmt: skip
 
     def __repr__(self) -> str:
         dropped = f", num_dropped={self.num_dropped}" if self.num_dropped > 0 else ""

@@ -32,9 +32,6 @@ class StridedPages(Value):
     def __init__(self, layer_group_id: SupportsIndex) -> None:
         self.layer_group_id = to_int(layer_group_id, "layer_group_id")
 
-    def _arguments(self) -> tuple[object, ...]:
-        return (self.layer_group_id,)
-
 
 @final
 class DensePages(Value):
@@ -53,9 +50,6 @@ class DensePages(Value):
         self.layer_id = LayerId(to_int(layer_id, "layer_id"))
         self.data_role = to_role(data_role, "data_role")
         self.index_mode = to_index_mode(index_mode, "index_mode")
-
-    def _arguments(self) -> tuple[object, ...]:
-        return (self.layer_id, self.data_role, self.index_mode)
 
     def __repr__(self) -> str:
         return f"DensePages({self.layer_id}, {self.data_role!r}, {self.index_mode.name})"
@@ -90,12 +84,6 @@ class PageRule(Value):
         self.addresses_scratch: Final = addresses_scratch
         self.page_tokens: Final = page_tokens
         self.text: Final = text
-
-    def _arguments(self) -> tuple[object, ...]:
-        return (
-            self.layer_group, self.scale, self.offset, self.expansion, self.scratch_pages_per_block,
-            self.addresses_scratch, self.page_tokens, self.text,
-        )  # fmt: skip
 
     def moved_by(self, offset: i64) -> "PageRule":
         """This rule for a base address that is so many sub-pages earlier; without scratch blocks."""

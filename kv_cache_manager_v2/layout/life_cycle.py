@@ -96,9 +96,6 @@ class AttnLifeCycle(LifeCycle):
         self._sinks: Final[i64] = num_sinks
         self._part: Final[i64] = to_count(part, "part")
 
-    def _arguments(self) -> tuple[object, ...]:
-        return (self.window_size, self.num_sink_blocks, self.part)
-
     @staticmethod
     def make(
         window_size: Given[int | None], num_sink_tokens: Given[int | None], tokens_per_block: Given[int], part: Given[int] = 0

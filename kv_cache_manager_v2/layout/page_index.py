@@ -60,9 +60,6 @@ class PageIndexConverter(Value):
         self.layer_offset = layer_offset
         self.scratch_pages_per_block = scratch_pages_per_block
 
-    def _arguments(self) -> tuple[object, ...]:
-        return (self.scale, self.expansion, self.layer_offset, self.scratch_pages_per_block)
-
     @property
     def scratch_blocks_per_slot(self) -> int:
         """Scratch blocks of this layer that one slot can hold in this buffer's pool."""

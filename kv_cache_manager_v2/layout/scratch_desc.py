@@ -25,8 +25,5 @@ class ScratchDesc(Value):
         self.range = range
         self.slot_ids = tuple(slot_ids)
 
-    def _arguments(self) -> tuple[object, ...]:
-        return (self.range, self.slot_ids)
-
     def __bool__(self) -> bool:
         return bool(self.range)

@@ -66,9 +66,8 @@ def drop_plan(shared: SharedState, number: int) -> int:
     """Carry out an open plan; how many pages were dropped."""
     if not shared.claims.drop_plans.is_open(number):
         return 0
-    shared.guard.begin_change()
-    count = shared.claims.drop_plans.drop(number)
-    shared.guard.end_change()
+    with shared.storage.changes:
+        count = shared.claims.drop_plans.drop(number)
     shared.guard.journal.record(DROP, number)
     return count
 

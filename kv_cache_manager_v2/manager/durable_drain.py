@@ -34,9 +34,8 @@ def drain_pages(shared: SharedState, seconds: float) -> None:
         if num_blocks == _BATCH_BLOCKS or position == len(pending):
             if clock.seconds() >= deadline:
                 break
-            shared.guard.begin_change()
-            early.offload_copies(pages)
-            shared.guard.end_change()
+            with shared.storage.changes:
+                early.offload_copies(pages)
             shared.order.synchronize_all()
             pages = vec[i64]()
             num_blocks = 0

@@ -664,9 +664,8 @@ class KVCache(Handle):
             self._open_sequences.require_room(state.shared, 1, "reserve_transfer()")
             # The other side's work is behind this stream, which must be behind the pages.
             page_arrivals.await_arrivals(state)
-            guard.begin_change()
-            lease = lease_blocks(state, begin, end)
-            guard.end_change()
+            with state.shared.storage.changes:
+                lease = lease_blocks(state, begin, end)
             journal.record(RESERVE, state.request.serial, begin, end)
             return TransferLease(state.shared, lease)
 

@@ -460,9 +460,8 @@ class KVCacheManager(Handle):
             restore = self._restored
             if restore is None:
                 return 0
-            guard.begin_change()
-            restore.keep(chosen, found.has_weights(given))
-            guard.end_change()
+            with self._shared.storage.changes:
+                restore.keep(chosen, found.has_weights(given))
             journal.record(KEEP, given)
             return int(restore.num_pages)
 
@@ -601,12 +600,11 @@ class KVCacheManager(Handle):
             request.priorities = residency.ask_matched_priorities(state, found.match)
             shared.uses_priorities = True
         text = b"" if packed is None else packed
-        shared.guard.begin_change()
-        residency.hold_match(state, found.match, self._matches.planned)
-        state.request.lossy_tokens = lossy_tokens
-        if shared.has_state:
-            begin_with(state, found, text, int(request.prompt_length), positions, request.is_counted)
-        shared.guard.end_change()
+        with shared.storage.changes:
+            residency.hold_match(state, found.match, self._matches.planned)
+            state.request.lossy_tokens = lossy_tokens
+            if shared.has_state:
+                begin_with(state, found, text, int(request.prompt_length), positions, request.is_counted)
         try:
             if input_tokens is not None and packed is not None:
                 request.given_end = state.num_committed
@@ -1028,9 +1026,8 @@ class KVCacheManager(Handle):
             if not 0 <= elapsed <= _MAX_SECONDS:
                 raise ValueError(f"seconds is {seconds}; time goes forward, by at most {_MAX_SECONDS:g} at once")
             microseconds = round_microseconds(elapsed)
-            guard.begin_change()
-            self._shared.claims.retention.advance(microseconds)
-            guard.end_change()
+            with self._shared.storage.changes:
+                self._shared.claims.retention.advance(microseconds)
             journal.record(ADVANCE, microseconds)
 
     # -- statistics ----------------------------------------------------------------------------------------------------

@@ -109,24 +109,20 @@ class OpenSequences:
 
     def rewind(self, state: SequenceState, packed: bytes, usage: UsageRecorder | None) -> None:
         """The sequence holds what is there of the tokens ``packed``, and nothing else."""
-        guard = state.shared.guard
-        guard.begin_change()
-        buffers = [table.buffer for table in state.tables]
-        old_num_blocks = int(state.num_blocks)
-        self._release(state)
-        offload_if_idle(state.shared)
-        reopen(state, packed, buffers, old_num_blocks, usage)
-        guard.end_change()
+        with state.shared.storage.changes:
+            buffers = [table.buffer for table in state.tables]
+            old_num_blocks = int(state.num_blocks)
+            self._release(state)
+            offload_if_idle(state.shared)
+            reopen(state, packed, buffers, old_num_blocks, usage)
 
     def _release(self, state: SequenceState) -> None:
         page_arrivals.settle_arrivals(state)
         if state.has_beams:
             # First: a last block that beams share is then beam 0's alone, and can be published.
-            guard = state.shared.guard
-            guard.begin_change()
-            residency.close_beams(state, 1)
-            commit_steps.stop_committing(state, True)
-            guard.end_change()
+            with state.shared.storage.changes:
+                residency.close_beams(state, 1)
+                commit_steps.stop_committing(state, True)
         else:
             commit_steps.stop_committing(state, True)
         record_use(state)
@@ -197,17 +193,16 @@ def end_epoch(shared: SharedState, open_sequences: OpenSequences, scope: ReuseSc
     tree = shared.tree
     scopes = tree.scopes() if scope is None else [scope]
     ended = set(scopes)
-    shared.guard.begin_change()
-    for state in open_sequences.states():
-        if state.request.scope in ended:
-            take_back(state, 0)
-            for beam in list_beams(state):
-                beam.tail.is_retired = True
-    for root, of_scope, _epoch in tree.roots():
-        if of_scope in ended:
-            shared.claims.drop_plans.void_of(root)
-    tree.retire(scopes, cause)
-    shared.guard.end_change()
+    with shared.storage.changes:
+        for state in open_sequences.states():
+            if state.request.scope in ended:
+                take_back(state, 0)
+                for beam in list_beams(state):
+                    beam.tail.is_retired = True
+        for root, of_scope, _epoch in tree.roots():
+            if of_scope in ended:
+                shared.claims.drop_plans.void_of(root)
+        tree.retire(scopes, cause)
 
 
 def require_closed(shared: SharedState, open_sequences: OpenSequences, call: str) -> None:

@@ -23,9 +23,8 @@ def apply_hint(shared: SharedState, kind: int, scope: ReuseScope, packed: bytes,
     if kind == WARM:
         num_accepted = num_found if try_prefetch_blocks(shared, blocks, value) else 0
     else:
-        shared.guard.begin_change()
-        num_accepted = _count_tokens(shared, _set_priority(shared, kind, blocks, value, duration))
-        shared.guard.end_change()
+        with shared.storage.changes:
+            num_accepted = _count_tokens(shared, _set_priority(shared, kind, blocks, value, duration))
     return HintResult(num_accepted, num_found - num_accepted, len(packed) // TOKEN_BYTES - num_found)
 
 

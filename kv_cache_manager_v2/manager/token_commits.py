@@ -147,13 +147,12 @@ def commit_of_beams(
     except BaseException:
         shared.tree.digests.release(packed)
         raise
-    shared.guard.begin_change()
-    commit_steps.commit_packed(state, packed)
-    for further in state.sharing.beams:
-        if shared.tree.has_digests:
-            shared.tree.digests.acquire_again(packed)
-        commit_steps.commit_packed(further, packed)
-    shared.guard.end_change()
+    with shared.storage.changes:
+        commit_steps.commit_packed(state, packed)
+        for further in state.sharing.beams:
+            if shared.tree.has_digests:
+                shared.tree.digests.acquire_again(packed)
+            commit_steps.commit_packed(further, packed)
     shared.guard.journal.record(COMMIT_BEAMS, state.request.serial, heads, [int(source) for source in sources], packed)
 
 
@@ -171,9 +170,8 @@ def commit_nodes(state: SequenceState, tokens: Tokens, accepted_positions: Seque
     except BaseException:
         shared.tree.digests.release(packed)
         raise
-    shared.guard.begin_change()
-    commit_steps.commit_packed(state, packed)
-    shared.guard.end_change()
+    with shared.storage.changes:
+        commit_steps.commit_packed(state, packed)
     shared.guard.journal.record(COMMIT_TREE, state.request.serial, heads, [int(position) for position in positions], packed)
 
 
@@ -195,9 +193,8 @@ def offer_tokens(state: SequenceState, tokens: Tokens) -> int:
         if not state.shared.has_state:
             if len(tree.digests) > 0:
                 tree.has_digests = True
-            state.shared.guard.begin_change()
-            num_offered = offer(state, packed)
-            state.shared.guard.end_change()
+            with state.shared.storage.changes:
+                num_offered = offer(state, packed)
         state.shared.guard.journal.record(PUBLISH_PLANNED, state.request.serial, packed, num_offered)
         return int(num_offered)
     finally:

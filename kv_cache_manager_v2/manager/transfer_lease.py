@@ -99,7 +99,6 @@ class TransferLease(Handle):
                 raise LogicError(f"settle() of lease {self._lease.number}, which was settled before")
             stream = None if cuda_stream is None else to_stream(cuda_stream, shared.device)
             timeline: i64 = NO_TIMELINE if stream is None else shared.order.enter(stream)
-            shared.guard.begin_change()
-            shared.claims.leases.settle(self._lease, timeline)
-            shared.guard.end_change()
+            with shared.storage.changes:
+                shared.claims.leases.settle(self._lease, timeline)
             journal.record(SETTLE, self._lease.number, 0 if stream is None else stream + 1)

@@ -41,11 +41,6 @@ class SharedFacts(Value):
         self.slots: Final[dict[tuple[str, str], int]] = slots
         self.times: Final[dict[str, TimeHistogram]] = times
 
-    def _arguments(self) -> tuple[object, ...]:
-        return (
-            self.lookups, self.pages, self.num_bytes, self.failures, self.dropped, self.refusals, self.open_stores, self.slots, self.times
-        )  # fmt: skip
-
     def __repr__(self) -> str:
         return f"SharedFacts({self.lookups} look-ups, pages={self.pages}, failures={self.failures})"
 

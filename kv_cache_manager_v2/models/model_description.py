@@ -45,9 +45,6 @@ class ModelDescription(Value):
         self.notes: Final[tuple[str, ...]] = tuple(notes)
         """What was taken for granted: a declared data type, a family that is not known."""
 
-    def _arguments(self) -> tuple[object, ...]:
-        return (self.family, self.layers, self.stage, self.num_stages, self.dtype, self.notes)
-
     def layer_configs(self, tokens_per_block: int) -> list[LayerConfig]:
         """The layers with blocks of so many tokens."""
         return [_with_block(layer, tokens_per_block) for layer in self.layers]

@@ -74,12 +74,6 @@ class BlockStored(WireEvent):
         self.window = window
         self.cache_salt = cache_salt
 
-    def _arguments(self) -> tuple[object, ...]:
-        return (
-            self.hashes, self.parent_hash, self.token_ids, self.block_size, self.lora_id, self.medium, self.lora_name,
-            self.extra_keys, self.group, self.kind, self.window, self.cache_salt,
-        )  # fmt: skip
-
     def __repr__(self) -> str:
         return f"BlockStored({self.hashes}, parent={self.parent_hash}, tokens={self.token_ids}, medium={self.medium}, group={self.group})"
 
@@ -98,9 +92,6 @@ class BlockRemoved(WireEvent):
         self.hashes = hashes
         self.medium = medium
         self.group = group
-
-    def _arguments(self) -> tuple[object, ...]:
-        return (self.hashes, self.medium, self.group)
 
     def __repr__(self) -> str:
         return f"BlockRemoved({self.hashes}, medium={self.medium}, group={self.group})"

@@ -35,9 +35,6 @@ class Decoding(Value):
         self.num_drafts: Final = num_drafts
         self.beam_width: Final = beam_width
 
-    def _arguments(self) -> tuple[object, ...]:
-        return (self.num_drafts, self.beam_width)
-
     @property
     def is_plain(self) -> bool:
         return self.num_drafts == 0 and self.beam_width == 1

@@ -33,9 +33,6 @@ class LayerShape(Value):
         self.sliding_window_size: Final = sliding_window_size
         self.num_sink_tokens: Final = num_sink_tokens
 
-    def _arguments(self) -> tuple[object, ...]:
-        return (self.num_kv_heads, self.head_dim, self.sliding_window_size, self.num_sink_tokens)
-
 
 @final
 class StateShape(Value):
@@ -46,9 +43,6 @@ class StateShape(Value):
     def __init__(self, conv_bytes: int, ssm_bytes: int) -> None:
         self.conv_bytes: Final = conv_bytes
         self.ssm_bytes: Final = ssm_bytes
-
-    def _arguments(self) -> tuple[object, ...]:
-        return (self.conv_bytes, self.ssm_bytes)
 
 
 @final
@@ -62,9 +56,6 @@ class ModelPreset(ServedModel):
         self.source: Final = source
         self.layers: Final[tuple[LayerShape | StateShape, ...]] = tuple(layers)
         self.bytes_per_element: Final = bytes_per_element
-
-    def _arguments(self) -> tuple[object, ...]:
-        return (self.name, self.source, self.layers, self.bytes_per_element)
 
     @property
     def title(self) -> str:

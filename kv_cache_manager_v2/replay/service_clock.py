@@ -28,9 +28,6 @@ class StepTime(Value):
         self.step_microseconds: Final = step_microseconds
         self.input_nanoseconds: Final = input_nanoseconds
 
-    def _arguments(self) -> tuple[object, ...]:
-        return (self.step_microseconds, self.input_nanoseconds)
-
     def microseconds(self, num_inputs: int) -> int:
         return self.step_microseconds + num_inputs * self.input_nanoseconds // 1000
 

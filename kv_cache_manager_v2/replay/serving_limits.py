@@ -33,6 +33,3 @@ class ServingLimits(Value):
         """If false, a resumed request gets no inputs before its pages have arrived: then the order of service depends on copies."""
         self.prefetches: Final = prefetches
         """The pages of suspended requests are prefetched a step ahead."""
-
-    def _arguments(self) -> tuple[object, ...]:
-        return (self.max_running, self.token_budget, self.chunk_tokens, self.preempt_share, self.waits, self.prefetches)

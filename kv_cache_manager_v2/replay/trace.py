@@ -33,9 +33,6 @@ class BadLine(Value):
         self.line_number: Final = line_number
         self.reason: Final = reason
 
-    def _arguments(self) -> tuple[object, ...]:
-        return (self.path, self.line_number, self.reason)
-
     def __str__(self) -> str:
         return f"{self.path}:{self.line_number}: {self.reason}"
 
@@ -65,9 +62,6 @@ class TraceScan(Value):
         """Some request has another time than the first one."""
         self.has_sessions = has_sessions
         """Some request is a later turn."""
-
-    def _arguments(self) -> tuple[object, ...]:
-        return (self.summary, self.num_bad_lines, self.bad_lines, self.is_sorted, self.has_times, self.has_sessions)
 
     def add_bad_line(self, bad_line: BadLine) -> None:
         self.num_bad_lines += 1

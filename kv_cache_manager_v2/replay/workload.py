@@ -47,12 +47,6 @@ class Request(Value):
         self.delay_ms: Final = delay_ms
         self.continues: Final = continues
 
-    def _arguments(self) -> tuple[object, ...]:
-        return (
-            self.id, self.arrival_ms, self.segment_codes, self.segment_lengths, self.num_output_tokens, self.after,
-            self.pause_steps, self.delay_ms, self.continues,
-        )  # fmt: skip
-
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Request):
             return NotImplemented
@@ -94,9 +88,6 @@ class WorkloadSummary(Value):
         self.num_output_tokens = num_output_tokens
         self.longest_tokens = longest_tokens
         """Of the longest request, prompt and answer."""
-
-    def _arguments(self) -> tuple[object, ...]:
-        return (self.num_requests, self.num_prompt_tokens, self.num_output_tokens, self.longest_tokens)
 
     def add(self, num_prompt_tokens: int, num_output_tokens: int) -> None:
         self.num_requests += 1

@@ -119,11 +119,10 @@ def reorder(state: SequenceState, parents: vec[i64]) -> None:
     if shared.has_state:
         states = _assign_states(beams, parents)
         _copy_states(beams, parents, states)
-    shared.guard.begin_change()
-    _reorder_blocks(beams, parents)
-    for beam, state_blocks in zip(beams, states):
-        beam.recurrent.state_blocks = state_blocks
-    shared.guard.end_change()
+    with shared.storage.changes:
+        _reorder_blocks(beams, parents)
+        for beam, state_blocks in zip(beams, states):
+            beam.recurrent.state_blocks = state_blocks
 
 
 def _reorder_blocks(beams: list[SequenceState], parents: vec[i64]) -> None:

@@ -55,10 +55,9 @@ def _put_off(state: SequenceState, early: EarlyCopies, first_block: i64, end: i6
     if snapshot_page != NO_PAGE:
         early.put_off_block(snapshot_page, 1)
     early.offload_if_many()
-    state.shared.guard.begin_change()
-    if snapshot_page != NO_PAGE:
-        copies.touch_block(snapshot_page, 1)
-    while end > first_block:
-        end -= 1
-        copies.touch_block(blocks[end].first_page, num_life_cycles)
-    state.shared.guard.end_change()
+    with state.shared.storage.changes:
+        if snapshot_page != NO_PAGE:
+            copies.touch_block(snapshot_page, 1)
+        while end > first_block:
+            end -= 1
+            copies.touch_block(blocks[end].first_page, num_life_cycles)

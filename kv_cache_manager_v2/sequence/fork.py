@@ -53,9 +53,8 @@ def try_fork(state: SequenceState, child: SequenceState) -> bool:
         child.timeline = shared.order.enter(state.stream)
     if has_state:
         _copy_state(state, child, account)
-    shared.guard.begin_change()
-    share_blocks(state, child)
-    shared.guard.end_change()
+    with shared.storage.changes:
+        share_blocks(state, child)
     return True
 
 

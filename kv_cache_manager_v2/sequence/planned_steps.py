@@ -187,29 +187,28 @@ def take_back(state: SequenceState, begin: i64) -> None:
                     gone.append(below)
     if len(gone) == 0:
         return
-    shared.guard.begin_change()
-    shared.storage.digest.record(PLANNED, -len(gone))
-    gone.reverse()
-    lost: dict[int, SequenceState] = {}
-    lost_at: dict[int, int] = {}
-    for planned in gone:
-        # Each comes before those above it.
-        for reader in planned.readers:
-            lost[reader.request.serial] = reader
-            lost_at[reader.request.serial] = min(lost_at.get(reader.request.serial, int(planned.ordinal)), int(planned.ordinal))
-        shared.claims.planned.remove(planned, None)
-        offered = planned.writer.sharing.planned
-        assert offered is not None, "the writer of a planned block does not know of it"
-        if offered.offered[len(offered.offered) - 1] is planned:
-            offered.offered.pop()
-        else:
-            offered.offered.remove(planned)
-    for serial, reader in lost.items():
-        _make_void(reader, lost_at[serial])
-    for planned in gone:
-        if planned.writer.sharing.planned is not None:
-            _record_end(planned.writer)
-    shared.guard.end_change()
+    with shared.storage.changes:
+        shared.storage.digest.record(PLANNED, -len(gone))
+        gone.reverse()
+        lost: dict[int, SequenceState] = {}
+        lost_at: dict[int, int] = {}
+        for planned in gone:
+            # Each comes before those above it.
+            for reader in planned.readers:
+                lost[reader.request.serial] = reader
+                lost_at[reader.request.serial] = min(lost_at.get(reader.request.serial, int(planned.ordinal)), int(planned.ordinal))
+            shared.claims.planned.remove(planned, None)
+            offered = planned.writer.sharing.planned
+            assert offered is not None, "the writer of a planned block does not know of it"
+            if offered.offered[len(offered.offered) - 1] is planned:
+                offered.offered.pop()
+            else:
+                offered.offered.remove(planned)
+        for serial, reader in lost.items():
+            _make_void(reader, lost_at[serial])
+        for planned in gone:
+            if planned.writer.sharing.planned is not None:
+                _record_end(planned.writer)
 
 
 # -- readers -------------------------------------------------------------------------------------------------------------

@@ -38,9 +38,8 @@ def _bring_up(shared: SharedState, wanted: OnboardList, level: i64) -> bool:
     if not _has_room(shared, wanted, level):
         return False
     shared.traffic.onboarding.bring_up(wanted, nothing, False, None)
-    shared.guard.begin_change()
-    shared.traffic.onboarding.put_back(wanted)
-    shared.guard.end_change()
+    with shared.storage.changes:
+        shared.traffic.onboarding.put_back(wanted)
     return True
 
 
@@ -57,21 +56,20 @@ def try_prefetch_blocks(shared: SharedState, blocks: list[Block], level: i64) ->
         settle_reads(storage)
     if not _has_page_below(shared, blocks, level):
         return True
-    shared.guard.begin_change()
-    held = vec[i64]()
-    for block in blocks:
-        for life_cycle in range(shared.num_life_cycles):
-            page = block.first_page + life_cycle
-            if rows.has_page(page) and rows.level(page) >= level:
-                storage.hold(page, storage.pool_group_of[life_cycle])
-                held = append(held, page)
-    if storage.closed.has_disks:
-        storage.closed.look()
-    wanted = OnboardList(storage, level)
-    for page in held:
-        wanted.add(page, rows.level(page), storage.pool_group_of_page(page), rows.is_queued(page))
-    is_done = False
-    shared.guard.end_change()
+    with storage.changes:
+        held = vec[i64]()
+        for block in blocks:
+            for life_cycle in range(shared.num_life_cycles):
+                page = block.first_page + life_cycle
+                if rows.has_page(page) and rows.level(page) >= level:
+                    storage.hold(page, storage.pool_group_of[life_cycle])
+                    held = append(held, page)
+        if storage.closed.has_disks:
+            storage.closed.look()
+        wanted = OnboardList(storage, level)
+        for page in held:
+            wanted.add(page, rows.level(page), storage.pool_group_of_page(page), rows.is_queued(page))
+        is_done = False
     num_begun = storage.changes.num_begun
     try:
         is_done = _bring_up(shared, wanted, level)
@@ -89,10 +87,9 @@ def try_prefetch_blocks(shared: SharedState, blocks: list[Block], level: i64) ->
 
 
 def _release(shared: SharedState, held: vec[i64]) -> None:
-    shared.guard.begin_change()
-    for page in held:
-        shared.storage.release(page, shared.storage.pool_group_of_page(page))
-    shared.guard.end_change()
+    with shared.storage.changes:
+        for page in held:
+            shared.storage.release(page, shared.storage.pool_group_of_page(page))
 
 
 def _has_page_below(shared: SharedState, blocks: list[Block], level: i64) -> bool:

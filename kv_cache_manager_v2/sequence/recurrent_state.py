@@ -167,10 +167,8 @@ def _copy_snapshot(state: SequenceState, source: i64, target: i64, account: Page
 
 def undo_begin_state(state: SequenceState) -> None:
     """Release the slots; work on them may be under way on the sequence's stream."""
-    guard = state.shared.guard
-    guard.begin_change()
-    _free_blocks(state, state.shared.order.mark(state.timeline))
-    guard.end_change()
+    with state.shared.storage.changes:
+        _free_blocks(state, state.shared.order.mark(state.timeline))
 
 
 def lock_state(state: SequenceState, waits: bool) -> None:

@@ -76,17 +76,16 @@ def set_window(state: SequenceState, life_cycle: i64, window_size: i64, num_sink
             _set_one(windows, other, state.request.windows.sizes[other], state.request.windows.num_sink_blocks[other])
         is_any = is_any or windows.keeps[other] != 0
     mark = shared.order.mark(state.timeline) if state.status == ACTIVE else NO_POINT
-    shared.guard.begin_change()
-    end_window(state)
-    if is_any:
-        state.request.windows = windows
-        shared.claims.num_windowed += 1
-    begin = state.request.windows.compute_begin(life_cycle, state.history)
-    state.window_begins[life_cycle] = begin
-    if state.status == ACTIVE:
-        unlock_passed(state, life_cycle, num_sinks, begin, mark)
-    state.record_next_window_move()
-    shared.guard.end_change()
+    with shared.storage.changes:
+        end_window(state)
+        if is_any:
+            state.request.windows = windows
+            shared.claims.num_windowed += 1
+        begin = state.request.windows.compute_begin(life_cycle, state.history)
+        state.window_begins[life_cycle] = begin
+        if state.status == ACTIVE:
+            unlock_passed(state, life_cycle, num_sinks, begin, mark)
+        state.record_next_window_move()
 
 
 def end_window(state: SequenceState) -> None:
@@ -147,10 +146,9 @@ def require(state: SequenceState, life_cycle: i64, ordinals: vec[i64]) -> bool:
             if len(shared.traffic.onboarding.failed) > 0:
                 raise make_load_failed(state, shared.traffic.onboarding.failed, str(error)) from error
             raise
-    shared.guard.begin_change()
-    _lock(state, life_cycle, added)
-    state.next_slow_capacity = 0
-    shared.guard.end_change()
+    with storage.changes:
+        _lock(state, life_cycle, added)
+        state.next_slow_capacity = 0
     return True
 
 
@@ -171,25 +169,23 @@ def end_required(state: SequenceState) -> list[vec[i64]]:
     ended = [table.required for table in state.tables]
     if any([len(required) > 0 for required in ended]):
         mark = shared.order.mark(state.timeline)
-        shared.guard.begin_change()
-        for life_cycle in range(shared.num_life_cycles):
-            table = state.tables[life_cycle]
-            for ordinal in table.required:
-                if state.keeps_page(life_cycle, ordinal):
-                    page = state.blocks[ordinal].first_page + life_cycle
-                    shared.storage.unlock(page, shared.storage.pool_group_of[life_cycle], state.timeline, mark)
-                    table.set(ordinal, BAD_PAGE_INDEX)
-            table.required = _NO_ORDINALS
-        shared.guard.end_change()
+        with shared.storage.changes:
+            for life_cycle in range(shared.num_life_cycles):
+                table = state.tables[life_cycle]
+                for ordinal in table.required:
+                    if state.keeps_page(life_cycle, ordinal):
+                        page = state.blocks[ordinal].first_page + life_cycle
+                        shared.storage.unlock(page, shared.storage.pool_group_of[life_cycle], state.timeline, mark)
+                        table.set(ordinal, BAD_PAGE_INDEX)
+                table.required = _NO_ORDINALS
     return ended
 
 
 def lock_again(state: SequenceState, ended: list[vec[i64]]) -> None:
     """A resize was refused, and has moved no page: what was required is so again."""
-    state.shared.guard.begin_change()
-    for life_cycle in range(state.shared.num_life_cycles):
-        _lock(state, life_cycle, ended[life_cycle])
-    state.shared.guard.end_change()
+    with state.shared.storage.changes:
+        for life_cycle in range(state.shared.num_life_cycles):
+            _lock(state, life_cycle, ended[life_cycle])
 
 
 def list_levels(state: SequenceState, life_cycle: i64) -> vec[u8]:

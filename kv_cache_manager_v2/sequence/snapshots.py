@@ -60,14 +60,12 @@ def _make_room(state: SequenceState) -> bool:
     pool_group = shared.storage.pool_group_of[shared.state_life_cycle]
     if not shared.traffic.room_count.has_room(pool_group, 1):
         return False
-    shared.guard.begin_change()
-    try:
-        shared.traffic.reclaimer.free_slots(GPU_LEVEL, pool_group, 1, CAPACITY, find_page_counters(state.request.counters))
-    except PageMoveError as error:
-        _logger.warning("a snapshot of recurrent state is left out: %s", str(error))
-        shared.guard.end_change()
-        return False
-    shared.guard.end_change()
+    with shared.storage.changes:
+        try:
+            shared.traffic.reclaimer.free_slots(GPU_LEVEL, pool_group, 1, CAPACITY, find_page_counters(state.request.counters))
+        except PageMoveError as error:
+            _logger.warning("a snapshot of recurrent state is left out: %s", str(error))
+            return False
     return True
 
 
@@ -87,10 +85,9 @@ def _find_free_slot(state: SequenceState, plan: SnapshotPlan) -> bool:
         return False
     if rows.level(page) > GPU_LEVEL or rows.num_holds(page) > 0:
         return False
-    shared.guard.begin_change()
-    drop(storage, page, pool_group, SUPERSEDED, find_page_counters(state.request.counters))
-    shared.tree.prune(block)
-    shared.guard.end_change()
+    with storage.changes:
+        drop(storage, page, pool_group, SUPERSEDED, find_page_counters(state.request.counters))
+        shared.tree.prune(block)
     return True
 
 
@@ -141,29 +138,28 @@ def publish_snapshot(state: SequenceState, staged: Block, is_planned: bool) -> N
     storage = shared.storage
     tree = shared.tree
     pool_group = storage.pool_group_of[shared.state_life_cycle]
-    shared.guard.begin_change()
-    mark = shared.order.mark(state.timeline)
-    page = staged.first_page + shared.state_life_cycle
-    block = state.path_end
-    if state.tail.count > 0:
-        key = state.tail.packed()
-        block = find_or_attach(tree, state.path_end, staged, key)
-        if block is staged and tree.has_digests:
-            tree.digests.acquire_again(key)
-    target = block.first_page + shared.state_life_cycle
-    if block is not staged and storage.rows.has_page(target):
-        # Another sequence published it first; the state is the same.
-        storage.free_page(page, pool_group, mark)
-    else:
+    with storage.changes:
+        mark = shared.order.mark(state.timeline)
+        page = staged.first_page + shared.state_life_cycle
+        block = state.path_end
+        if state.tail.count > 0:
+            key = state.tail.packed()
+            block = find_or_attach(tree, state.path_end, staged, key)
+            if block is staged and tree.has_digests:
+                tree.digests.acquire_again(key)
+        target = block.first_page + shared.state_life_cycle
+        if block is not staged and storage.rows.has_page(target):
+            # Another sequence published it first; the state is the same.
+            storage.free_page(page, pool_group, mark)
+        else:
+            if block is not staged:
+                move_page(storage, page, target)
+            storage.unlock_and_release(target, pool_group, state.timeline, mark)
+            _record_owner(state, block, is_planned)
         if block is not staged:
-            move_page(storage, page, target)
-        storage.unlock_and_release(target, pool_group, state.timeline, mark)
-        _record_owner(state, block, is_planned)
-    if block is not staged:
-        tree.pool.release(staged)
-    if shared.recurrent.max_snapshots_per_path > 0:
-        _thin(state)
-    shared.guard.end_change()
+            tree.pool.release(staged)
+        if shared.recurrent.max_snapshots_per_path > 0:
+            _thin(state)
 
 
 def _record_owner(state: SequenceState, block: Block, is_planned: bool) -> None:

@@ -80,9 +80,8 @@ def copy_shared_blocks(state: SequenceState, ordinals: list[int], priorities: li
     staged = StagedCopies(state.shared, account)
     staged.add(state, ordinals, priorities)
     staged.finish()
-    state.shared.guard.begin_change()
-    staged.settle(state)
-    state.shared.guard.end_change()
+    with state.shared.storage.changes:
+        staged.settle(state)
 
 
 def _copy_pages(state: SequenceState, ordinal: i64, target: Block, priorities: list[int], first: i64) -> None:
@@ -118,13 +117,11 @@ def _take_copy(state: SequenceState, ordinal: i64, target: Block, mark: i64, acc
 def free_copy(state: SequenceState, target: Block) -> None:
     """The copies may be under way: their slots may be touched again when this stream is done with them."""
     storage = state.shared.storage
-    guard = state.shared.guard
-    guard.begin_change()
-    mark = state.shared.order.mark(state.timeline)
-    # The last slot taken is the first on the stack again: the next call takes the same ones.
-    for life_cycle in range(state.shared.num_life_cycles - 1, -1, -1):
-        page = target.first_page + life_cycle
-        if storage.rows.has_page(page):
-            storage.free_unfinished_page(page, storage.pool_group_of[life_cycle], state.timeline, mark)
-    state.shared.tree.pool.release(target)
-    guard.end_change()
+    with storage.changes:
+        mark = state.shared.order.mark(state.timeline)
+        # The last slot taken is the first on the stack again: the next call takes the same ones.
+        for life_cycle in range(state.shared.num_life_cycles - 1, -1, -1):
+            page = target.first_page + life_cycle
+            if storage.rows.has_page(page):
+                storage.free_unfinished_page(page, storage.pool_group_of[life_cycle], state.timeline, mark)
+        state.shared.tree.pool.release(target)

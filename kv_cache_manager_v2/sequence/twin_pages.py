@@ -70,10 +70,9 @@ class TwinPages(TwinOwner):
         twin = twins[0]
         self._forget(twin)
         storage = self._storage
-        storage.changes.begin()
-        take_twin(storage, page, twin, storage.pool_group_of_page(page))
-        self._leases.record_moved(twin, page, (page - storage.rows.first_page_of_blocks) % storage.rows.num_life_cycles)
-        storage.changes.end()
+        with storage.changes:
+            take_twin(storage, page, twin, storage.pool_group_of_page(page))
+            self._leases.record_moved(twin, page, (page - storage.rows.first_page_of_blocks) % storage.rows.num_life_cycles)
         return True
 
     def twins_of(self, page: i64) -> list[int]:

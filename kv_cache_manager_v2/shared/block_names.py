@@ -52,9 +52,6 @@ class BlockName(Value):
         self.tokens: Final = tokens
         self.digest: Final = sha256(b"%b%c%b" % (parent, form, tokens)).digest()
 
-    def _arguments(self) -> tuple[object, ...]:
-        return self.parent, self.form, self.tokens
-
 
 def name_root(scope: ReuseScope, key: bytes | None = None, epoch: int = 0) -> bytes:
     """What the first block of the scope has as its parent's digest."""

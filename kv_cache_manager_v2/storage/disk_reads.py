@@ -104,21 +104,20 @@ class DiskReads:
         """See which reads are done by now, and which have failed. Waits for nothing."""
         left = [read for read in self._reads if not self._is_over(read.point)]
         # The device tells each failure once: interrupted before it is recorded, a lost page would be taken for a good one.
-        self._changes.begin()
-        # After the look at what is over: what is done has told its failures.
-        for error in self._device.take_failed_reads():
-            for read in self._reads:
-                for page in read.list_failed(error):
-                    self.lost[page] = f"level {read.level} (DISK): {error}"
-                    if page not in self.counted:
-                        self._uncounted[page] = read.level
-                    if error.is_corrupt:
-                        self._corrupt.add(page)
-                    else:
-                        self._tell(read.level, error)
-        self._reads = left
-        self.is_idle = len(left) == 0 and len(self.lost) == 0
-        self._changes.end()
+        with self._changes:
+            # After the look at what is over: what is done has told its failures.
+            for error in self._device.take_failed_reads():
+                for read in self._reads:
+                    for page in read.list_failed(error):
+                        self.lost[page] = f"level {read.level} (DISK): {error}"
+                        if page not in self.counted:
+                            self._uncounted[page] = read.level
+                        if error.is_corrupt:
+                            self._corrupt.add(page)
+                        else:
+                            self._tell(read.level, error)
+            self._reads = left
+            self.is_idle = len(left) == 0 and len(self.lost) == 0
 
     def _tell(self, level: int, error: StorageIOError) -> None:
         """Once for each level. Of wrong bytes the durable level tells."""

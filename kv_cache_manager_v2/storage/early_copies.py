@@ -100,12 +100,11 @@ class EarlyCopies:
         for page in self._put_off:
             if rows.has_page(page) and owner.is_published(page):
                 pages = append(pages, page)
-        self._storage.changes.begin()
-        for page in self._put_off:
-            is_put_off[page] = 0
-        # Empty first: reclaiming slots may drop pages, and a copy that is refused is not tried again.
-        self._put_off = vec[i64]()
-        self._storage.changes.end()
+        with self._storage.changes:
+            for page in self._put_off:
+                is_put_off[page] = 0
+            # Empty first: reclaiming slots may drop pages, and a copy that is refused is not tried again.
+            self._put_off = vec[i64]()
         self.offload_copies(pages)
 
     def _choose(self, pages: vec[i64], level: i64, pool_group: i64) -> vec[i64]:
@@ -154,10 +153,9 @@ class EarlyCopies:
         except BaseException:
             moves.undo(level, pool_group, self._target)
             raise
-        storage.changes.begin()
-        storage.counters.record_copied(level, self._target, pool_group, count)
-        ready = allocator.ready
-        for slot in moves.targets:
-            ready[slot] = point
-        storage.copies.keep_all(moves.pages, index, moves.targets, point)
-        storage.changes.end()
+        with storage.changes:
+            storage.counters.record_copied(level, self._target, pool_group, count)
+            ready = allocator.ready
+            for slot in moves.targets:
+                ready[slot] = point
+            storage.copies.keep_all(moves.pages, index, moves.targets, point)

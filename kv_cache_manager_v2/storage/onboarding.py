@@ -165,10 +165,9 @@ class Onboarding:
         except BaseException:
             moves.undo(level, pool_group, target_level)
             raise
-        self._storage.changes.begin()
-        for position in range(count):
-            moves.settle(position, source_index, target_level, pool_group, point, account)
-        self._storage.changes.end()
+        with self._storage.changes:
+            for position in range(count):
+                moves.settle(position, source_index, target_level, pool_group, point, account)
         wanted.points = append(wanted.points, point)
 
     def _verify(self, pages: list[int], level: i64, pool_group: i64, account: PageCounters | None) -> None:

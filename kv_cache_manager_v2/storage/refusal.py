@@ -27,8 +27,5 @@ class Refusal(Value):
         self.evictable = evictable
         self.text = text
 
-    def _arguments(self) -> tuple[object, ...]:
-        return (self.level, self.pool_group, self.asked, self.free, self.evictable, self.text)
-
     def __repr__(self) -> str:
         return f"Refusal({self.text})"

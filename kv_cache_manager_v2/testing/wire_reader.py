@@ -32,9 +32,6 @@ class WireBatch(Value):
         self.events = events
         self.data_parallel_rank = data_parallel_rank
 
-    def _arguments(self) -> tuple[object, ...]:
-        return (self.timestamp, self.events, self.data_parallel_rank)
-
 
 def read_batch(payload: Given[bytes]) -> WireBatch:
     """Parse a batch of either dialect. `ValueError` says what is wrong with the bytes; unknown fields and tags are skipped."""

@@ -27,9 +27,6 @@ class MmItemContext(Value):
         self.digest = to_digest(digest, "digest")
         self.uuid = None if uuid is None else to_text(uuid, "uuid")
 
-    def _arguments(self) -> tuple[object, ...]:
-        return (self.digest, self.uuid)
-
     def __eq__(self, other: object) -> bool:
         return self.digest == other.digest if isinstance(other, MmItemContext) else NotImplemented
 
