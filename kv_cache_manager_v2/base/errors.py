@@ -24,11 +24,9 @@ class PlannedTokensLost(LogicError):
     Close the sequence and make a new one; every other call but `suspend` and those that only ask raises this.
     """
 
-    valid_tokens: int
-
     def __init__(self, message: str, valid_tokens: int = 0) -> None:
         super().__init__(message)
-        self.valid_tokens = valid_tokens
+        self.valid_tokens: int = valid_tokens
 
 
 @mypyc_attr(native_class=False)
@@ -43,11 +41,9 @@ class CopyListError(LogicError):
     What was refused has changed nothing. A list that is lost stays so: `KVCacheManager.reset_copies` is the way on.
     """
 
-    number: int
-
     def __init__(self, message: str, number: int = 0) -> None:
         super().__init__(message)
-        self.number = number
+        self.number: int = number
 
 
 @mypyc_attr(native_class=False)
@@ -87,21 +83,15 @@ class StorageIOError(KVCacheManagerError):
     those that were written.
     """
 
-    path: str
-    address: int
-    num_bytes: int
-    is_write: bool
-    is_corrupt: bool
-
     def __init__(
         self, message: str, path: str = "", address: int = 0, num_bytes: int = 0, is_write: bool = False, is_corrupt: bool = False
     ) -> None:
         super().__init__(message)
-        self.is_corrupt = is_corrupt
-        self.path = path
-        self.address = address
-        self.num_bytes = num_bytes
-        self.is_write = is_write
+        self.is_corrupt: bool = is_corrupt
+        self.path: str = path
+        self.address: int = address
+        self.num_bytes: int = num_bytes
+        self.is_write: bool = is_write
 
 
 @mypyc_attr(native_class=False)
@@ -111,11 +101,9 @@ class LoadFailed(StorageIOError):
     `KVCache.rewind` with that number lets the sequence go on; the tokens from there on are to be computed again.
     """
 
-    first_bad_token: int
-
     def __init__(self, message: str, first_bad_token: int = 0) -> None:
         super().__init__(message)
-        self.first_bad_token = first_bad_token
+        self.first_bad_token: int = first_bad_token
 
 
 CuError = CudaError

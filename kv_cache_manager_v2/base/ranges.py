@@ -15,12 +15,9 @@ class HalfOpenRange(Value):
 
     __slots__ = ("beg", "end")
 
-    beg: Final[int]
-    end: Final[int]
-
     def __init__(self, beg: Given[int], end: Given[int]) -> None:
-        self.beg = to_int(beg, "beg")
-        self.end = to_int(end, "end")
+        self.beg: Final[int] = to_int(beg, "beg")
+        self.end: Final[int] = to_int(end, "end")
 
     def __len__(self) -> int:
         return self.end - self.beg if self.end > self.beg else 0

@@ -17,18 +17,13 @@ class CopyLog(Handle):
 
     __slots__ = ("targets", "sources", "num_taken", "num_done")
 
-    targets: Final[list[int]]
-    sources: Final[list[int]]
-    num_taken: i64
-    """The number of the last list that was taken."""
-    num_done: i64
-    """The number of the last list that all workers have executed."""
-
     def __init__(self) -> None:
-        self.targets = []
-        self.sources = []
-        self.num_taken = 0
-        self.num_done = 0
+        self.targets: Final[list[int]] = []
+        self.sources: Final[list[int]] = []
+        self.num_taken: i64 = 0
+        """The number of the last list that was taken."""
+        self.num_done: i64 = 0
+        """The number of the last list that all workers have executed."""
 
     def add(self, targets: vec[i64], sources: vec[i64], count: i64) -> None:
         """List the first ``count`` copies."""

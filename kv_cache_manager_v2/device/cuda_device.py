@@ -175,9 +175,6 @@ class CudaDevice(RangedDevice):
         "_copies",
     )
 
-    ordinal: Final[int]
-    """The GPU's number, as CUDA counts the visible ones."""
-
     def __init__(
         self,
         ordinal: SupportsIndex = 0,
@@ -214,7 +211,8 @@ class CudaDevice(RangedDevice):
         super().__init__(gpu_memory.granularity_bytes, granularity_bytes, files, num_disk_threads)
         self._driver: Final[CudaDriver] = checked
         self._captures: Final = RelaxedCaptures(checked)
-        self.ordinal = ordinal
+        self.ordinal: Final[int] = ordinal
+        """The GPU's number, as CUDA counts the visible ones."""
         self._name: Final[str] = _name_of(checked, ordinal, device)
         self._nvrtc_module: Final = nvrtc  # None: cuda.bindings.nvrtc, when first needed
         self._capability: Final[int] = _capability_of(checked, device)

@@ -59,20 +59,13 @@ class CopyBatch(Handle):
 
     __slots__ = ("dst_tier", "src_tier", "num_bytes", "count", "dst_addresses", "src_addresses")
 
-    dst_tier: Final[CacheTier]
-    src_tier: Final[CacheTier]
-    num_bytes: Final[i64]
-    count: i64
-    dst_addresses: vec[i64]
-    src_addresses: vec[i64]
-
     def __init__(self, dst_tier: CacheTier, src_tier: CacheTier, num_bytes: i64) -> None:
-        self.dst_tier = dst_tier
-        self.src_tier = src_tier
-        self.num_bytes = num_bytes
-        self.count = 0
-        self.dst_addresses = vec[i64]()
-        self.src_addresses = vec[i64]()
+        self.dst_tier: Final[CacheTier] = dst_tier
+        self.src_tier: Final[CacheTier] = src_tier
+        self.num_bytes: Final[i64] = num_bytes
+        self.count: i64 = 0
+        self.dst_addresses: vec[i64] = vec[i64]()
+        self.src_addresses: vec[i64] = vec[i64]()
 
     def add(self, dst_address: i64, src_address: i64) -> None:
         """Add a copy of ``num_bytes``."""
@@ -96,14 +89,10 @@ class MemoryAccess(Value):
 
     __slots__ = ("address", "num_bytes", "is_write")
 
-    address: Final[int]
-    num_bytes: Final[int]
-    is_write: Final[bool]
-
     def __init__(self, address: int, num_bytes: int, is_write: bool) -> None:
-        self.address = address
-        self.num_bytes = num_bytes
-        self.is_write = is_write
+        self.address: Final[int] = address
+        self.num_bytes: Final[int] = num_bytes
+        self.is_write: Final[bool] = is_write
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

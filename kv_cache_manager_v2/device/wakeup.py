@@ -26,8 +26,6 @@ class Wakeup(Handle):
 
     _NAMES: ClassVar[str] = "a file descriptor of this process"
 
-    file_descriptor: Final[int]
-
     def __init__(self, uses_eventfd: bool = hasattr(os, "eventfd")) -> None:
         self._is_open = False
         self._lock: Final = Lock()
@@ -39,7 +37,7 @@ class Wakeup(Handle):
             reading_end, writing_end = os.pipe()
             os.set_blocking(reading_end, False)
             os.set_blocking(writing_end, False)
-        self.file_descriptor = reading_end
+        self.file_descriptor: Final[int] = reading_end
         self._writing_end: Final[int] = writing_end
         self._is_open = True
 

@@ -38,12 +38,6 @@ class IndexedBlock(Value):
 
     __slots__ = ("block_hash", "parent_hash", "tokens", "lora_id", "_places", "salt")
 
-    block_hash: Final[BlockHash]
-    parent_hash: Final[BlockHash | None]
-    tokens: Final[list[TokenIdExt]]
-    lora_id: Final[int | None]
-    salt: Final[int | str | None]
-
     def __init__(
         self,
         block_hash: BlockHash,
@@ -53,12 +47,12 @@ class IndexedBlock(Value):
         places: Mapping[int, tuple[int, int]] | None = None,
         salt: int | str | None = None,
     ) -> None:
-        self.block_hash = block_hash
-        self.parent_hash = parent_hash
-        self.tokens = tokens
-        self.lora_id = lora_id
+        self.block_hash: Final[BlockHash] = block_hash
+        self.parent_hash: Final[BlockHash | None] = parent_hash
+        self.tokens: Final[list[TokenIdExt]] = tokens
+        self.lora_id: Final[int | None] = lora_id
         self._places: Final[dict[int, tuple[int, int]]] = {} if places is None else dict(places)
-        self.salt = salt
+        self.salt: Final[int | str | None] = salt
 
     def _arguments(self) -> tuple[object, ...]:
         return (self.block_hash, self.parent_hash, self.tokens, self.lora_id, self._places, self.salt)

@@ -21,12 +21,9 @@ class KVCacheEventDiff(Value):
 
     __slots__ = ("old_value", "new_value")
 
-    old_value: Final[int]
-    new_value: Final[int]
-
     def __init__(self, old_value: int, new_value: int) -> None:
-        self.old_value = old_value
-        self.new_value = new_value
+        self.old_value: Final[int] = old_value
+        self.new_value: Final[int] = new_value
 
     def __repr__(self) -> str:
         return f"{self.old_value} -> {self.new_value}"
@@ -60,10 +57,8 @@ class KVCacheCreatedData(KVCacheEventData):
 
     __slots__ = ("num_blocks_per_cache_level",)
 
-    num_blocks_per_cache_level: Final[list[int]]
-
     def __init__(self, num_blocks_per_cache_level: list[int]) -> None:
-        self.num_blocks_per_cache_level = num_blocks_per_cache_level
+        self.num_blocks_per_cache_level: Final[list[int]] = num_blocks_per_cache_level
 
     def to_json(self) -> dict[str, Any]:
         return {"type": "created", "num_blocks_per_cache_level": list(self.num_blocks_per_cache_level)}
@@ -75,17 +70,12 @@ class KVCacheStoredBlockData(Value):
 
     __slots__ = ("block_hash", "tokens", "cache_level", "priority")
 
-    block_hash: Final[BlockHash]
-    tokens: Final[list[TokenIdExt]]
-    """Token ids, and bytes for multimodal digests."""
-    cache_level: Final[int]
-    priority: Final[int]
-
     def __init__(self, block_hash: BlockHash, tokens: list[TokenIdExt], cache_level: int, priority: int) -> None:
-        self.block_hash = block_hash
-        self.tokens = tokens
-        self.cache_level = cache_level
-        self.priority = priority
+        self.block_hash: Final[BlockHash] = block_hash
+        self.tokens: Final[list[TokenIdExt]] = tokens
+        """Token ids, and bytes for multimodal digests."""
+        self.cache_level: Final[int] = cache_level
+        self.priority: Final[int] = priority
 
     def __repr__(self) -> str:
         return (
@@ -114,19 +104,14 @@ class KVCacheStoredData(KVCacheEventData):
 
     __slots__ = ("parent_hash", "blocks", "lora_id", "salt")
 
-    parent_hash: Final[BlockHash | None]
-    blocks: Final[list[KVCacheStoredBlockData]]
-    lora_id: Final[int | None]
-    salt: Final[int | str | None]
-    """Both of the reuse scope, and part of the hash."""
-
     def __init__(
         self, parent_hash: BlockHash | None, blocks: list[KVCacheStoredBlockData], lora_id: int | None = None, salt: int | str | None = None
     ) -> None:
-        self.parent_hash = parent_hash
-        self.blocks = blocks
-        self.lora_id = lora_id
-        self.salt = salt
+        self.parent_hash: Final[BlockHash | None] = parent_hash
+        self.blocks: Final[list[KVCacheStoredBlockData]] = blocks
+        self.lora_id: Final[int | None] = lora_id
+        self.salt: Final[int | str | None] = salt
+        """Both of the reuse scope, and part of the hash."""
 
     def __repr__(self) -> str:
         scope = "".join([f", {name}={value!r}" for name, value in (("lora_id", self.lora_id), ("salt", self.salt)) if value is not None])
@@ -147,12 +132,9 @@ class KVCacheRemovedData(KVCacheEventData):
 
     __slots__ = ("block_hashes", "reason")
 
-    block_hashes: Final[list[BlockHash]]
-    reason: Final[str]
-
     def __init__(self, block_hashes: list[BlockHash], reason: str) -> None:
-        self.block_hashes = block_hashes
-        self.reason = reason
+        self.block_hashes: Final[list[BlockHash]] = block_hashes
+        self.reason: Final[str] = reason
 
     def to_json(self) -> dict[str, Any]:
         return {"type": "removed", "block_hashes": list(self.block_hashes), "reason": self.reason}
@@ -164,14 +146,10 @@ class KVCacheUpdatedData(KVCacheEventData):
 
     __slots__ = ("block_hash", "cache_level", "priority")
 
-    block_hash: Final[BlockHash]
-    cache_level: Final[KVCacheEventDiff | None]
-    priority: Final[KVCacheEventDiff | None]
-
     def __init__(self, block_hash: BlockHash, cache_level: KVCacheEventDiff | None, priority: KVCacheEventDiff | None) -> None:
-        self.block_hash = block_hash
-        self.cache_level = cache_level
-        self.priority = priority
+        self.block_hash: Final[BlockHash] = block_hash
+        self.cache_level: Final[KVCacheEventDiff | None] = cache_level
+        self.priority: Final[KVCacheEventDiff | None] = priority
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -190,16 +168,6 @@ class KVCacheEvent(Value):
         "event_id", "data", "window_size", "layer_group_id", "num_dropped", "attention_dp_rank", "hash_algo"
     )  # fmt: skip
 
-    event_id: Final[int]
-    data: Final[KVCacheEventData]
-    window_size: Final[int | None]
-    """Of the layer group; None for full attention."""
-    layer_group_id: Final[int]
-    num_dropped: Final[int]
-    """The number of events dropped directly before this one because the buffer was full."""
-    attention_dp_rank: Final[int | None]
-    hash_algo: Final[str]
-
     def __init__(
         self,
         event_id: int,
@@ -210,13 +178,15 @@ class KVCacheEvent(Value):
         attention_dp_rank: int | None = None,
         hash_algo: str = "sha256",
     ) -> None:
-        self.event_id = event_id
-        self.data = data
-        self.window_size = window_size
-        self.layer_group_id = layer_group_id
-        self.num_dropped = num_dropped
-        self.attention_dp_rank = attention_dp_rank
-        self.hash_algo = hash_algo
+        self.event_id: Final[int] = event_id
+        self.data: Final[KVCacheEventData] = data
+        self.window_size: Final[int | None] = window_size
+        """Of the layer group; None for full attention."""
+        self.layer_group_id: Final[int] = layer_group_id
+        self.num_dropped: Final[int] = num_dropped
+        """The number of events dropped directly before this one because the buffer was full."""
+        self.attention_dp_rank: Final[int | None] = attention_dp_rank
+        self.hash_algo: Final[str] = hash_algo
 
     def __repr__(self) -> str:
         dropped = f", num_dropped={self.num_dropped}" if self.num_dropped > 0 else ""

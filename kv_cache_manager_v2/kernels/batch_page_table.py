@@ -88,10 +88,6 @@ class BatchPageTable(Handle):
         "_num_written",
     )
 
-    seq_lens: npt.NDArray[np.int32]
-    query_start_loc: npt.NDArray[np.int32]
-    kv_start_loc: npt.NDArray[np.int32]
-
     def __init__(
         self,
         manager: Given[KVCacheManager],
@@ -113,9 +109,9 @@ class BatchPageTable(Handle):
         lens = _split(seq_lens, "seq_lens", num_buffers)
         queries = _split(query_start_loc, "query_start_loc", num_buffers)
         keys = _split(kv_start_loc, "kv_start_loc", num_buffers)
-        self.seq_lens = to_output_array(lens[0], "seq_lens", (num_rows,), INT32)
-        self.query_start_loc = to_output_array(queries[0], "query_start_loc", (num_rows + 1,), INT32)
-        self.kv_start_loc = to_output_array(keys[0], "kv_start_loc", (num_rows + 1,), INT32)
+        self.seq_lens: npt.NDArray[np.int32] = to_output_array(lens[0], "seq_lens", (num_rows,), INT32)
+        self.query_start_loc: npt.NDArray[np.int32] = to_output_array(queries[0], "query_start_loc", (num_rows + 1,), INT32)
+        self.kv_start_loc: npt.NDArray[np.int32] = to_output_array(keys[0], "kv_start_loc", (num_rows + 1,), INT32)
         for array in (self.seq_lens, self.query_start_loc, self.kv_start_loc):
             array.fill(0)
         self._manager: Final[KVCacheManager] = manager

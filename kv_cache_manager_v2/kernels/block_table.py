@@ -31,16 +31,13 @@ class BlockTable(TableOutput):
 
     __slots__ = ("array", "filler", "_writer", "_rows")
 
-    array: npt.NDArray[np.int32]
-    """All rows, for kernels and graphs whose batch is padded to its maximum; vacant rows are filler."""
-    filler: Final[int]
-
     def __init__(self, rule: PageRule, filler: int, rows: BatchRows, max_num_rows: int, max_num_blocks: int, out: object) -> None:
         width = max_num_blocks * int(rule.expansion)
-        self.array = to_output_array(out, "out", (max_num_rows, width), INT32)
+        self.array: npt.NDArray[np.int32] = to_output_array(out, "out", (max_num_rows, width), INT32)
+        """All rows, for kernels and graphs whose batch is padded to its maximum; vacant rows are filler."""
         self._own = [self.array]
         self.array.fill(filler)
-        self.filler = filler
+        self.filler: Final[int] = filler
         self._writer: Final = RowWriter(rule, filler, self.array, 0, width, rows.use_layer_group(rule.layer_group))
         self._rows: Final = rows
 

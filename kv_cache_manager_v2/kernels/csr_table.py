@@ -72,16 +72,12 @@ class CsrTable(TableOutput):
         "_num_published",
     )
 
-    indptr: npt.NDArray[np.int32]
-    indices: npt.NDArray[np.int32]
-    last_page_len: npt.NDArray[np.int32]
-
     def __init__(
         self, rule: PageRule, rows: BatchRows, max_num_rows: int, max_num_pages: int, indptr: object, indices: object, last_page_len: object
     ) -> None:
-        self.indptr = to_output_array(indptr, "indptr", (max_num_rows + 1,), INT32)
-        self.indices = to_output_array(indices, "indices", (max_num_pages,), INT32)
-        self.last_page_len = to_output_array(last_page_len, "last_page_len", (max_num_rows,), INT32)
+        self.indptr: npt.NDArray[np.int32] = to_output_array(indptr, "indptr", (max_num_rows + 1,), INT32)
+        self.indices: npt.NDArray[np.int32] = to_output_array(indices, "indices", (max_num_pages,), INT32)
+        self.last_page_len: npt.NDArray[np.int32] = to_output_array(last_page_len, "last_page_len", (max_num_rows,), INT32)
         self._own = [self.indptr, self.indices, self.last_page_len]
         self.indptr.fill(0)
         self.last_page_len.fill(1)

@@ -56,11 +56,9 @@ class DecodeBatch(Handle):
         "_old_histories",
     )  # fmt: skip
 
-    table: Final[BatchPageTable]
-    """Add its outputs before the first step, or later; `step` updates them all. Its `add` and `remove` are `join` and `leave`."""
-
     def __init__(self, manager: Given[KVCacheManager], max_num_sequences: SupportsIndex, max_num_blocks: SupportsIndex) -> None:
-        self.table = BatchPageTable(manager, max_num_sequences, max_num_blocks)
+        self.table: Final[BatchPageTable] = BatchPageTable(manager, max_num_sequences, max_num_blocks)
+        """Add its outputs before the first step, or later; `step` updates them all. Its `add` and `remove` are `join` and `leave`."""
         self._manager: Final[KVCacheManager] = to_instance(manager, KVCacheManager, "manager")
         self._shared: Final[SharedState] = self._manager._shared_for_batch()
         self._rows: Final[BatchRows] = self.table._rows_for_step()

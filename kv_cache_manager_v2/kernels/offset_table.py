@@ -103,15 +103,6 @@ class OffsetTable(TableOutput):
 
     __slots__ = ("offsets", "pool_pointers", "pool_mapping", "layer_ids", "page_bytes", "kv_factor", "_writers", "_rows")
 
-    offsets: npt.NDArray[np.int32]
-    pool_pointers: Final[npt.NDArray[np.int64]]
-    pool_mapping: Final[npt.NDArray[np.int32]]
-    layer_ids: Final[list[LayerId]]
-    page_bytes: Final[npt.NDArray[np.int64]]
-    """``[pools]``: bytes per page index."""
-    kv_factor: Final[int]
-    """2, or 1 without values (then both planes are the keys')."""
-
     def __init__(
         self,
         manager: KVCacheManager,
@@ -125,7 +116,7 @@ class OffsetTable(TableOutput):
         out: object,
     ) -> None:
         known = set(manager.all_buffer_ids)
-        self.layer_ids = [layer for layer in manager.layer_ids if BufferId(layer, key_role) in known]
+        self.layer_ids: Final[list[LayerId]] = [layer for layer in manager.layer_ids if BufferId(layer, key_role) in known]
         if len(self.layer_ids) == 0:
             raise ValueError(f"no layer has a buffer with the role {key_role!r}")
         pools = plan_virtual_pools(manager, key_role, value_role, self.layer_ids)
@@ -133,13 +124,15 @@ class OffsetTable(TableOutput):
             limits.require(pool.key)
         width = max_num_blocks * max([int(pool.key.expansion) for pool in pools])
         shape = (len(pools), max_num_rows, 2, width)
-        self.offsets = to_output_array(out, "out", shape, INT32)
+        self.offsets: npt.NDArray[np.int32] = to_output_array(out, "out", shape, INT32)
         self._own = [self.offsets]
         self.offsets.fill(0)
-        self.pool_pointers = np.zeros((len(pools), 2) if scale_role is None else (len(pools), 2, 2), INT64)
-        self.pool_mapping = np.zeros((len(self.layer_ids), 2), INT32)
-        self.page_bytes = np.zeros(len(pools), INT64)
-        self.kv_factor = 1 if value_role is None else 2
+        self.pool_pointers: Final[npt.NDArray[np.int64]] = np.zeros((len(pools), 2) if scale_role is None else (len(pools), 2, 2), INT64)
+        self.pool_mapping: Final[npt.NDArray[np.int32]] = np.zeros((len(self.layer_ids), 2), INT32)
+        self.page_bytes: Final[npt.NDArray[np.int64]] = np.zeros(len(pools), INT64)
+        """``[pools]``: bytes per page index."""
+        self.kv_factor: Final[int] = 1 if value_role is None else 2
+        """2, or 1 without values (then both planes are the keys')."""
         self._rows: Final = rows
         places: list[tuple[PageRule, int]] = []
         for index, pool in enumerate(pools):

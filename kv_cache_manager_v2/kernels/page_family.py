@@ -27,10 +27,8 @@ class StridedPages(Value):
 
     __slots__ = ("layer_group_id",)
 
-    layer_group_id: Final[int]
-
     def __init__(self, layer_group_id: SupportsIndex) -> None:
-        self.layer_group_id = to_int(layer_group_id, "layer_group_id")
+        self.layer_group_id: Final[int] = to_int(layer_group_id, "layer_group_id")
 
 
 @final
@@ -40,16 +38,12 @@ class DensePages(Value):
 
     __slots__ = ("layer_id", "data_role", "index_mode")
 
-    layer_id: Final[LayerId]
-    data_role: Final[DataRole]
-    index_mode: Final[PageIndexMode]
-
     def __init__(
         self, layer_id: SupportsIndex, data_role: Given[DataRole], index_mode: Given[PageIndexMode] = PageIndexMode.SHARED
     ) -> None:
-        self.layer_id = LayerId(to_int(layer_id, "layer_id"))
-        self.data_role = to_role(data_role, "data_role")
-        self.index_mode = to_index_mode(index_mode, "index_mode")
+        self.layer_id: Final[LayerId] = LayerId(to_int(layer_id, "layer_id"))
+        self.data_role: Final[DataRole] = to_role(data_role, "data_role")
+        self.index_mode: Final[PageIndexMode] = to_index_mode(index_mode, "index_mode")
 
     def __repr__(self) -> str:
         return f"DensePages({self.layer_id}, {self.data_role!r}, {self.index_mode.name})"

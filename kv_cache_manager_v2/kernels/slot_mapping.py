@@ -31,13 +31,12 @@ class SlotMapping(TableOutput):
 
     __slots__ = ("array", "_rule", "_max_num_tokens", "_num_tokens", "_num_shown", "_collected", "_view", "_flat")
 
-    array: npt.NDArray[np.int64]
     _num_tokens: i64
     """In the array that this output writes; then in the one that is shown."""
     _num_shown: i64
 
     def __init__(self, rule: PageRule, max_num_tokens: int, out: object) -> None:
-        self.array = to_output_array(out, "out", (max_num_tokens,), INT64)
+        self.array: npt.NDArray[np.int64] = to_output_array(out, "out", (max_num_tokens,), INT64)
         self._own = [self.array]
         self.array.fill(-1)
         self._rule: Final = rule

@@ -37,11 +37,6 @@ class PageIndexConverter(Value):
 
     __slots__ = ("scale", "expansion", "layer_offset", "scratch_pages_per_block")
 
-    scale: Final[int]
-    expansion: Final[int]
-    layer_offset: Final[int]
-    scratch_pages_per_block: Final[int]
-
     def __init__(
         self, scale: SupportsIndex, expansion: SupportsIndex, layer_offset: SupportsIndex, scratch_pages_per_block: SupportsIndex
     ) -> None:
@@ -55,10 +50,10 @@ class PageIndexConverter(Value):
             raise ValueError(f"layer_offset is {layer_offset}; it must be from 0 to {scale - 1}, less than scale")
         if not 1 <= scratch_pages_per_block <= scale:
             raise ValueError(f"scratch_pages_per_block is {scratch_pages_per_block}; it must be from 1 to {scale}, the scale")
-        self.scale = scale
-        self.expansion = expansion
-        self.layer_offset = layer_offset
-        self.scratch_pages_per_block = scratch_pages_per_block
+        self.scale: Final[int] = scale
+        self.expansion: Final[int] = expansion
+        self.layer_offset: Final[int] = layer_offset
+        self.scratch_pages_per_block: Final[int] = scratch_pages_per_block
 
     @property
     def scratch_blocks_per_slot(self) -> int:

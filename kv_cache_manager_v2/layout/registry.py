@@ -20,9 +20,6 @@ class LifeCycleRegistry(Value):
 
     __slots__ = ("_config", "_life_cycles", "_layer_ids", "_layer_grouping", "_attention_ids", "_state_id", "_state_layers", "slot_bytes")
 
-    slot_bytes: Final[tuple[int, ...] | None]
-    """By pool the bytes that slots of all attention groups are filled up to; None: each group has slots of its own bytes."""
-
     def __init__(self, config: KVCacheManagerConfig) -> None:
         life_cycles: list[LifeCycle] = []
         groups: list[list[LayerId]] = []
@@ -55,7 +52,8 @@ class LifeCycleRegistry(Value):
         self._attention_ids: Final[dict[LayerId, LifeCycleId]] = attention_ids
         self._state_id: Final[LifeCycleId | None] = ids.get(SsmLifeCycle())
         self._state_layers: Final[set[LayerId]] = state_layers
-        self.slot_bytes = None if division is None else division.slot_bytes
+        self.slot_bytes: Final[tuple[int, ...] | None] = None if division is None else division.slot_bytes
+        """By pool the bytes that slots of all attention groups are filled up to; None: each group has slots of its own bytes."""
 
     def _arguments(self) -> tuple[object, ...]:
         return (self._config,)

@@ -18,12 +18,9 @@ class ScratchDesc(Value):
 
     __slots__ = ("range", "slot_ids")
 
-    range: Final[HalfOpenRange]
-    slot_ids: Final[tuple[int, ...]]
-
     def __init__(self, range: HalfOpenRange, slot_ids: Sequence[int]) -> None:
-        self.range = range
-        self.slot_ids = tuple(slot_ids)
+        self.range: Final[HalfOpenRange] = range
+        self.slot_ids: Final[tuple[int, ...]] = tuple(slot_ids)
 
     def __bool__(self) -> bool:
         return bool(self.range)

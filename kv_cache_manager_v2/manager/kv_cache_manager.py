@@ -180,11 +180,7 @@ class KVCacheManager(Handle):
         "_lists", "_codec",
     )  # fmt: skip
 
-    _config: Final[KVCacheManagerConfig]
     _codec: Final[ColdPageCodec | None]
-    _life_cycles: Final[LifeCycleRegistry]
-    _device: Final[Device]
-    _event_manager: Final[KVCacheEventManager | None]
     _lists: CopyLists | None
     """None where no worker copies."""
     _shared: Final[SharedState]
@@ -202,8 +198,6 @@ class KVCacheManager(Handle):
     """Counts batch calls; each sequence remembers the last one that listed it."""
     _restored: DurableRestore | None
     """Blocks that the last process has left, until something is done with them."""
-    _is_released: bool
-    """Whether there is no memory to release: `shutdown` is done, or the constructor is not."""
 
     def __init__(
         self,
@@ -215,18 +209,18 @@ class KVCacheManager(Handle):
         event_manager: Given[KVCacheEventManager | None] = None,
         cold_page_codec: Given[ColdPageCodec | None] = None,
     ) -> None:
-        self._is_released = True
+        self._is_released: bool = True  # there is no memory to release: `shutdown` is done, or the constructor is not
         config = to_instance(config, KVCacheManagerConfig, "config")
         given_device = _to_device(device)
         fill = _to_fill(debug_fill, config, given_device)
         path = _to_path(journal)
-        self._event_manager = _to_event_manager(event_manager)
+        self._event_manager: Final[KVCacheEventManager | None] = _to_event_manager(event_manager)
         self._codec = codec = to_codec(cold_page_codec, config)
-        self._config = config
-        self._life_cycles = LifeCycleRegistry(config)
+        self._config: Final[KVCacheManagerConfig] = config
+        self._life_cycles: Final[LifeCycleRegistry] = LifeCycleRegistry(config)
         layout = lay_out_slots(config, self._life_cycles, codec)
         slots_by_level = plan_levels(layout, config)
-        self._device = _make_device(config) if given_device is None else given_device
+        self._device: Final[Device] = _make_device(config) if given_device is None else given_device
         writer: JournalWriter | None = None
         try:
             writer = None if path is None else _make_journal(path, config, b"" if codec is None else describe_codec(codec, layout))

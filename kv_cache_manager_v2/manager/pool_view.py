@@ -57,13 +57,6 @@ class PoolView(Handle):
 
     __slots__ = ("address", "shape", "strides_bytes", "dtype", "device", "_lease", "_is_released", "_was_exported")
 
-    address: Final[int]
-    shape: Final[tuple[int, int]]
-    strides_bytes: Final[tuple[int, int]]
-    dtype: Final[str]
-    device: Final[tuple[int, int]]
-    """DLPack's device type (1 host, 2 CUDA) and the ordinal."""
-
     def __init__(
         self, lease: MemoryLease, address: int, num_rows: int, row_bytes: int, stride_bytes: int, dtype: str, ordinal: int
     ) -> None:
@@ -72,11 +65,12 @@ class PoolView(Handle):
         item_bytes = _item_bytes(dtype)
         if row_bytes % item_bytes != 0 or stride_bytes % item_bytes != 0 or address % item_bytes != 0:
             raise ValueError(f"{dtype} has {item_bytes} bytes; pages of {row_bytes} bytes, {stride_bytes} apart, do not fit")
-        self.address = address
-        self.shape = (num_rows, row_bytes // item_bytes)
-        self.strides_bytes = (stride_bytes, item_bytes)
-        self.dtype = dtype
-        self.device = (CPU, 0) if ordinal < 0 else (CUDA, ordinal)
+        self.address: Final[int] = address
+        self.shape: Final[tuple[int, int]] = (num_rows, row_bytes // item_bytes)
+        self.strides_bytes: Final[tuple[int, int]] = (stride_bytes, item_bytes)
+        self.dtype: Final[str] = dtype
+        self.device: Final[tuple[int, int]] = (CPU, 0) if ordinal < 0 else (CUDA, ordinal)
+        """DLPack's device type (1 host, 2 CUDA) and the ordinal."""
         self._was_exported = False
         """By a protocol that does not keep the view alive."""
         self._lease: Final = lease

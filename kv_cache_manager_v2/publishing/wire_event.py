@@ -31,21 +31,6 @@ class BlockStored(WireEvent):
         "cache_salt",
     )  # fmt: skip
 
-    hashes: Final[list[int]]
-    parent_hash: Final[int | None]
-    token_ids: Final[list[int]]
-    block_size: Final[int]
-    lora_id: Final[int | None]
-    medium: Final[str | None]
-    lora_name: Final[str | None]
-    extra_keys: Final[list[list[str | tuple[str, int]] | None] | None]
-    """None: no block has any."""
-    group: Final[int | None]
-    kind: Final[str | None]
-    window: Final[int | None]
-    cache_salt: Final[str | None]
-    """Of the scope; a salt that is a number is written in digits."""
-
     def __init__(
         self,
         hashes: list[int],
@@ -61,18 +46,20 @@ class BlockStored(WireEvent):
         window: int | None = None,
         cache_salt: str | None = None,
     ) -> None:
-        self.hashes = hashes
-        self.parent_hash = parent_hash
-        self.token_ids = token_ids
-        self.block_size = block_size
-        self.lora_id = lora_id
-        self.medium = medium
-        self.lora_name = lora_name
-        self.extra_keys = extra_keys
-        self.group = group
-        self.kind = kind
-        self.window = window
-        self.cache_salt = cache_salt
+        self.hashes: Final[list[int]] = hashes
+        self.parent_hash: Final[int | None] = parent_hash
+        self.token_ids: Final[list[int]] = token_ids
+        self.block_size: Final[int] = block_size
+        self.lora_id: Final[int | None] = lora_id
+        self.medium: Final[str | None] = medium
+        self.lora_name: Final[str | None] = lora_name
+        self.extra_keys: Final[list[list[str | tuple[str, int]] | None] | None] = extra_keys
+        """None: no block has any."""
+        self.group: Final[int | None] = group
+        self.kind: Final[str | None] = kind
+        self.window: Final[int | None] = window
+        self.cache_salt: Final[str | None] = cache_salt
+        """Of the scope; a salt that is a number is written in digits."""
 
     def __repr__(self) -> str:
         return f"BlockStored({self.hashes}, parent={self.parent_hash}, tokens={self.token_ids}, medium={self.medium}, group={self.group})"
@@ -84,14 +71,10 @@ class BlockRemoved(WireEvent):
 
     __slots__ = ("hashes", "medium", "group")
 
-    hashes: Final[list[int]]
-    medium: Final[str | None]
-    group: Final[int | None]
-
     def __init__(self, hashes: list[int], medium: str | None, group: int | None = None) -> None:
-        self.hashes = hashes
-        self.medium = medium
-        self.group = group
+        self.hashes: Final[list[int]] = hashes
+        self.medium: Final[str | None] = medium
+        self.group: Final[int | None] = group
 
     def __repr__(self) -> str:
         return f"BlockRemoved({self.hashes}, medium={self.medium}, group={self.group})"

@@ -23,17 +23,13 @@ class BlockTimes(Handle):
 
     _NAMES: ClassVar[str] = "a clock of this process"
 
-    lifetimes: Final[TimeHistogram]
-    """From publishing to removal."""
-    reuse_gaps: Final[TimeHistogram]
-    """From the last use to the next prompt that finds it."""
-    idle_times: Final[TimeHistogram]
-    """From the last use to removal."""
-
     def __init__(self, clock: StatisticsClock) -> None:
-        self.lifetimes = TimeHistogram(BOUNDS)
-        self.reuse_gaps = TimeHistogram(BOUNDS)
-        self.idle_times = TimeHistogram(BOUNDS)
+        self.lifetimes: Final[TimeHistogram] = TimeHistogram(BOUNDS)
+        """From publishing to removal."""
+        self.reuse_gaps: Final[TimeHistogram] = TimeHistogram(BOUNDS)
+        """From the last use to the next prompt that finds it."""
+        self.idle_times: Final[TimeHistogram] = TimeHistogram(BOUNDS)
+        """From the last use to removal."""
         self._clock: Final = clock
         self._born: Final[dict[int, float]] = {}
         self._used: Final[dict[int, float]] = {}

@@ -15,15 +15,11 @@ class TimeHistogram(Value):
 
     __slots__ = ("bounds", "counts", "total_seconds")
 
-    bounds: Final[Sequence[float]]
-    """Seconds, ascending."""
-    counts: Final[vec[i64]]
-    total_seconds: float
-
     def __init__(self, bounds: Sequence[float], counts: Sequence[int] | None = None, total_seconds: float = 0.0) -> None:
-        self.bounds = bounds
-        self.counts = vec[i64]([0] * (len(bounds) + 1) if counts is None else counts)
-        self.total_seconds = total_seconds
+        self.bounds: Final[Sequence[float]] = bounds
+        """Seconds, ascending."""
+        self.counts: Final[vec[i64]] = vec[i64]([0] * (len(bounds) + 1) if counts is None else counts)
+        self.total_seconds: float = total_seconds
 
     def _arguments(self) -> tuple[object, ...]:
         return (self.bounds, [int(count) for count in self.counts], self.total_seconds)

@@ -12,20 +12,13 @@ class Refusal(Value):
 
     __slots__ = ("level", "pool_group", "asked", "free", "evictable", "text")
 
-    level: Final[int]
-    pool_group: Final[int]
-    asked: Final[int]
-    free: Final[int]
-    evictable: Final[int]
-    text: Final[str]
-
     def __init__(self, level: int, pool_group: int, asked: int, free: int, evictable: int, text: str) -> None:
-        self.level = level
-        self.pool_group = pool_group
-        self.asked = asked
-        self.free = free
-        self.evictable = evictable
-        self.text = text
+        self.level: Final[int] = level
+        self.pool_group: Final[int] = pool_group
+        self.asked: Final[int] = asked
+        self.free: Final[int] = free
+        self.evictable: Final[int] = evictable
+        self.text: Final[str] = text
 
     def __repr__(self) -> str:
         return f"Refusal({self.text})"

@@ -39,11 +39,9 @@ class TransferTimes(Handle):
 
     _NAMES: ClassVar[str] = "a device of this process"
 
-    num_not_timed: int
-    """Transfers that were not timed."""
-
     def __init__(self, device: Device, num_levels: i64) -> None:
-        self.num_not_timed = 0
+        self.num_not_timed: int = 0
+        """Transfers that were not timed."""
         self._device: Final = device
         self._num_levels: Final = num_levels
         self._ways: Final[list[_Way]] = [_Way() for _ in range(num_levels * num_levels)]

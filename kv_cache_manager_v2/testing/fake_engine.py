@@ -60,14 +60,6 @@ class FakeEngine(Handle):
         "memory",
     )
 
-    raise_on_mismatch: bool
-    num_steps: int
-    """Steps launched so far."""
-    num_tokens: int
-    """Input tokens of these steps, once per beam."""
-    num_checked_bytes: int
-    """Bytes that these steps compare with the model's values."""
-
     def __init__(
         self,
         config: Given[KVCacheManagerConfig],
@@ -79,10 +71,13 @@ class FakeEngine(Handle):
         config = to_instance(config, KVCacheManagerConfig, "config")
         if not isinstance(device, Device):
             raise TypeError(f"device must be a Device, not {type(device).__name__}")
-        self.raise_on_mismatch = to_bool(raise_on_mismatch, "raise_on_mismatch")
-        self.num_steps = 0
-        self.num_tokens = 0
-        self.num_checked_bytes = 0
+        self.raise_on_mismatch: bool = to_bool(raise_on_mismatch, "raise_on_mismatch")
+        self.num_steps: int = 0
+        """Steps launched so far."""
+        self.num_tokens: int = 0
+        """Input tokens of these steps, once per beam."""
+        self.num_checked_bytes: int = 0
+        """Bytes that these steps compare with the model's values."""
         self._model: Final[list[list[KernelBuffer]]] = kernel_buffers(config)
         self._device: Final[Device] = device
         self._log: Final[MismatchLog] = MismatchLog()

@@ -15,18 +15,6 @@ class KVMismatch(KVCacheManagerError):
     table has no page for that block. For recurrent state ``token`` is the last one that the state must contain.
     """
 
-    layer: int
-    role: str
-    beam: int
-    block: int
-    token: int
-    expected: bytes
-    found: bytes | None
-    sequence: Any
-    """The sequence's ``id``."""
-    explanation: str
-    """Whose bytes were found there, if known."""
-
     def __init__(
         self,
         layer: int,
@@ -41,15 +29,17 @@ class KVMismatch(KVCacheManagerError):
     ) -> None:
         # All of them are arguments of the base class: pickling and copying an exception calls the class again with those.
         super().__init__(layer, role, beam, block, token, expected, found, sequence, explanation)
-        self.layer = layer
-        self.role = role
-        self.beam = beam
-        self.block = block
-        self.token = token
-        self.expected = expected
-        self.found = found
-        self.sequence = sequence
-        self.explanation = explanation
+        self.layer: int = layer
+        self.role: str = role
+        self.beam: int = beam
+        self.block: int = block
+        self.token: int = token
+        self.expected: bytes = expected
+        self.found: bytes | None = found
+        self.sequence: Any = sequence
+        """The sequence's ``id``."""
+        self.explanation: str = explanation
+        """Whose bytes were found there, if known."""
 
     def __str__(self) -> str:
         found = "no page" if self.found is None else self.found[:16].hex()

@@ -57,9 +57,6 @@ class SimulatedDevice(RangedDevice):
         "_log",
     )  # fmt: skip
 
-    seed: Final[int]
-    faults: Final[FaultPlan]
-
     def __init__(
         self,
         seed: SupportsIndex,
@@ -78,8 +75,8 @@ class SimulatedDevice(RangedDevice):
         if granularity_bytes < 1 or granularity_bytes & (granularity_bytes - 1) != 0:
             raise ValueError(f"granularity_bytes is {granularity_bytes}; it must be a power of two")
         super().__init__(granularity_bytes, granularity_bytes, None, 1)
-        self.seed = seed
-        self.faults = FaultPlan()
+        self.seed: Final[int] = seed
+        self.faults: Final[FaultPlan] = FaultPlan()
         self._random: Final = Random(seed)
         self._is_external: Final[bool] = to_bool(is_external, "is_external")
         self._log: CopyLog | None = None

@@ -55,11 +55,6 @@ class Step(Handle):
 
     _NAMES: ClassVar[str] = "a sequence of this process"
 
-    kv_cache: Final[PagedSequence]
-    input: Final[object]
-    history: Final[object]
-    parents: Final[Sequence[int] | None]
-
     def __init__(self, kv_cache: PagedSequence, input: object, history: object, parents: Sequence[int] | None = None) -> None:
         # An engine's own sequence is not of our class, but has the needed members.
         if not has_attribute(kv_cache, "is_active") or not has_attribute(kv_cache, "get_base_page_indices"):
@@ -69,10 +64,10 @@ class Step(Handle):
         if parents is not None:
             for parent in to_list(parents, "parents"):
                 to_int(parent, "one of parents")
-        self.kv_cache = kv_cache
-        self.input = input
-        self.history = history
-        self.parents = parents
+        self.kv_cache: Final[PagedSequence] = kv_cache
+        self.input: Final[object] = input
+        self.history: Final[object] = history
+        self.parents: Final[Sequence[int] | None] = parents
 
 
 @final

@@ -23,14 +23,10 @@ class WireBatch(Value):
 
     __slots__ = ("timestamp", "events", "data_parallel_rank")
 
-    timestamp: Final[float]
-    events: Final[list[WireEvent]]
-    data_parallel_rank: Final[int | None]
-
     def __init__(self, timestamp: float, events: list[WireEvent], data_parallel_rank: int | None) -> None:
-        self.timestamp = timestamp
-        self.events = events
-        self.data_parallel_rank = data_parallel_rank
+        self.timestamp: Final[float] = timestamp
+        self.events: Final[list[WireEvent]] = events
+        self.data_parallel_rank: Final[int | None] = data_parallel_rank
 
 
 def read_batch(payload: Given[bytes]) -> WireBatch:

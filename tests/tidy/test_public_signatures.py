@@ -18,10 +18,12 @@ def annotations_of(node: ast.stmt) -> Iterator[ast.expr]:
         yield from (argument.annotation for argument in arguments if argument is not None and argument.annotation is not None)
         if node.returns is not None:
             yield node.returns
-    elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and not node.target.id.startswith("_"):
+    elif isinstance(node, ast.AnnAssign) and not ast.unparse(node.target).removeprefix("self.").startswith("_"):
         yield node.annotation
     elif isinstance(node, ast.ClassDef):
-        yield from (annotation for member in node.body for annotation in annotations_of(member))
+        makers = [member for member in node.body if isinstance(member, ast.FunctionDef) and member.name == "__init__"]
+        made = [part for maker in makers for part in maker.body if isinstance(part, ast.AnnAssign) and "self." in ast.unparse(part)]
+        yield from (annotation for member in (*node.body, *made) for annotation in annotations_of(member))
 
 
 def names_in(annotation: ast.expr) -> Iterator[str]:

@@ -48,8 +48,6 @@ class KVCache(Handle):
 
     Status: ClassVar[type[SequenceStatus]] = SequenceStatus
 
-    id: Any
-
     def __init__(
         self,
         core: kv_cache.KVCache,
@@ -62,7 +60,7 @@ class KVCache(Handle):
         text_only: bool,
     ) -> None:
         """Not for users."""
-        self.id = sequence_id
+        self.id: Any = sequence_id
         self._core: Final = core
         self._manager: Final = manager
         self._ledger: Final = ledger

@@ -76,9 +76,6 @@ class KVCacheEventManager(Handle):
 
     _NAMES: ClassVar[str] = "what a manager of this process tells"
 
-    names: Final[ItemNames]
-    """Identifiers of multimodal items, shared with the manager."""
-
     def __init__(
         self,
         max_kv_event_entries: SupportsIndex,
@@ -101,7 +98,8 @@ class KVCacheEventManager(Handle):
         if window_size_by_layer_group is not None:
             self._window_sizes = _to_window_sizes(window_size_by_layer_group, "window_size_by_layer_group")
         offset = None if mm_token_id_offset is None else int(to_count(mm_token_id_offset, "mm_token_id_offset"))
-        self.names = ItemNames()
+        self.names: Final[ItemNames] = ItemNames()
+        """Identifiers of multimodal items, shared with the manager."""
         self._items: Final = ItemRuns(offset, self.names)
         self._core: Final = event_manager.KVCacheEventManager(self._max_events, hash_algo=self._hash_algo, partial_blocks=True)
         self._next_event_id = 0

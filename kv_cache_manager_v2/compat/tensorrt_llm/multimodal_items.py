@@ -20,12 +20,9 @@ class MmItemContext(Value):
 
     __slots__ = ("digest", "uuid")
 
-    digest: Final[bytes]
-    uuid: Final[str | None]
-
     def __init__(self, digest: Given[bytes], uuid: Given[str | None] = None) -> None:
-        self.digest = to_digest(digest, "digest")
-        self.uuid = None if uuid is None else to_text(uuid, "uuid")
+        self.digest: Final[bytes] = to_digest(digest, "digest")
+        self.uuid: Final[str | None] = None if uuid is None else to_text(uuid, "uuid")
 
     def __eq__(self, other: object) -> bool:
         return self.digest == other.digest if isinstance(other, MmItemContext) else NotImplemented
