@@ -7,19 +7,13 @@ from mypy_extensions import i64
 
 @final
 class ChangeCount:
-    """``num_begun``: changes that have begun and not ended. Changes nest. ``with changes:`` is one, which does not end if it raises."""
+    """``num_begun``: changes that have begun and not ended. Changes nest. An exception in ``with changes:`` leaves state half changed, and
+    the count above zero."""
 
     __slots__ = ("num_begun",)
 
     def __init__(self) -> None:
         self.num_begun: i64 = 0
-
-    def begin(self) -> None:
-        """A change begins. An exception before `end` leaves the state half changed."""
-        self.num_begun += 1
-
-    def end(self) -> None:
-        self.num_begun -= 1
 
     def __enter__(self) -> None:
         self.num_begun += 1

@@ -103,6 +103,14 @@ def to_int_within(value: object, name: str, least: int, most: int, reason: str =
     return number
 
 
+def to_index(value: object, name: str, count: int, things: str) -> int:
+    """``value`` as the number of one of ``count`` things, from 0 on; ``things``: for the message, "cache levels"."""
+    number = to_int(value, name)
+    if not 0 <= number < count:
+        raise ValueError(f"{name} is {number}; there are {count} {things}")
+    return number
+
+
 def to_bool(value: object, name: str) -> bool:
     """``value`` as a bool. 0, 1 and other objects with a truth value are a `TypeError`."""
     if not isinstance(value, bool):

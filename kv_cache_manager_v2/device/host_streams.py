@@ -7,9 +7,10 @@ is False while no stream has a queue and every failure was raised; then callers 
 States of an event:
 
     state     is_done   known to `HostStreams`               way out
-    open      False     until done, by its handle            the stream's queue reaches its record: done, or failed
+    open      False     until done, by its handle            the stream's queue reaches its record: done
     done      True      no                                   -
-    failed    True      until the failures are raised        raised, by the first call that tests or waits: done
+
+A failed read before an event is raised by the first call that tests or waits (`DiskDependencies`).
 """
 
 import ctypes
@@ -21,6 +22,7 @@ from typing import Final, final
 from ..base.errors import StorageIOError
 from ..stats.statistics_clock import StatisticsClock
 from .copy_runs import CopyRuns
+from .disk_dependencies import DiskDependencies, raise_first_unreported
 from .disk_job import DiskJob
 from .disk_workers import DiskWorkers
 from .host_copy import copy_in_host_memory
@@ -30,12 +32,11 @@ from .port import CopyBatch
 
 @final
 class HostEvent:
-    __slots__ = ("handle", "is_done", "failures", "passed_at")
+    __slots__ = ("handle", "is_done", "passed_at")
 
     def __init__(self, handle: int) -> None:
         self.handle: Final = handle
         self.is_done = False
-        self.failures: list[DiskJob] = []  # before it, whose failed read was not raised
         self.passed_at = 0.0  # like `HostStream.passed_at`
 
 
@@ -55,15 +56,14 @@ class QueuedWork(metaclass=ABCMeta):
 
 @final
 class HostStream:
-    """The queue of one stream. ``failures``: disk jobs among all its work and waits whose failed read was not raised yet."""
+    """The queue of one stream."""
 
-    __slots__ = ("handle", "queue", "has_new_jobs", "failures", "clock", "passed_at")
+    __slots__ = ("handle", "queue", "has_new_jobs", "clock", "passed_at")
 
     def __init__(self, handle: int, clock: StatisticsClock | None) -> None:
         self.handle: Final = handle
         self.queue: Final[deque[QueuedWork]] = deque()
         self.has_new_jobs = False  # the queue may have disk jobs that the workers do not have yet
-        self.failures: list[DiskJob] = []
         self.clock: StatisticsClock | None = clock
         self.passed_at = 0.0  # when it finished the work that has left its queue; 0.0 without a clock
 
@@ -104,8 +104,7 @@ class _Record(QueuedWork):
         event = self._event
         event.is_done = True
         event.passed_at = stream.passed_at
-        event.failures = [job for job in stream.failures if not job.is_reported]
-        if not event.failures and self._open_events.get(event.handle) is event:
+        if self._open_events.get(event.handle) is event:
             del self._open_events[event.handle]
         return True
 
@@ -124,7 +123,6 @@ class _Wait(QueuedWork):
         if not self._event.is_done:
             return False
         stream.pass_at(self._event.passed_at)
-        join_failures(stream, self._event)
         return True
 
     def lets_disk_work_pass(self) -> bool:
@@ -133,11 +131,10 @@ class _Wait(QueuedWork):
 
 @final
 class _DiskCopies(QueuedWork):
-    __slots__ = ("job", "_failures")
+    __slots__ = ("job",)
 
-    def __init__(self, job: DiskJob, failures: list[DiskJob]) -> None:
+    def __init__(self, job: DiskJob) -> None:
         self.job: Final = job
-        self._failures: Final = failures  # of the device
 
     def try_run(self, stream: HostStream) -> bool:
         job = self.job
@@ -145,11 +142,6 @@ class _DiskCopies(QueuedWork):
             return False
         stream.pass_at(job.done_at)
         job.record_failed_writes()
-        if job.read_error is not None:
-            for failures in (stream.failures, self._failures):
-                # The work is repeated if it was interrupted.
-                if job not in failures:
-                    failures.append(job)
         return True
 
     def lets_disk_work_pass(self) -> bool:
@@ -178,17 +170,11 @@ class _TimerMark(QueuedWork):
         return True
 
 
-def join_failures(stream: HostStream, event: HostEvent) -> None:
-    for job in event.failures:
-        if not job.is_reported and job not in stream.failures:
-            stream.failures.append(job)
-
-
 @final
 class HostStreams:
     """The streams. Law: ``is_busy`` if any stream has a queue, or any failure was not raised."""
 
-    __slots__ = ("is_busy", "_workers", "_streams", "_live", "_open_events", "_failures", "_clock", "_num_seen", "_has_new_work")
+    __slots__ = ("is_busy", "_workers", "_streams", "_live", "_open_events", "_trail", "_clock", "_num_seen", "_has_new_work")
 
     def __init__(self, workers: DiskWorkers) -> None:
         self.is_busy = False
@@ -196,7 +182,7 @@ class HostStreams:
         self._streams: Final[dict[int, HostStream]] = {}  # by handle: streams that ever had a queue and were not destroyed
         self._live: list[HostStream] = []  # streams that have a queue
         self._open_events: Final[dict[int, HostEvent]] = {}
-        self._failures: Final[list[DiskJob]] = []  # that no call has raised
+        self._trail: Final = DiskDependencies()
         self._clock: StatisticsClock | None = None  # None without timers
         self._num_seen = 0  # disk jobs that were done at the last `poll`
         self._has_new_work = False  # work was enqueued, or a failure raised, since then
@@ -205,7 +191,9 @@ class HostStreams:
 
     def copy_with_disk(self, stream: int, job: DiskJob) -> None:
         self.is_busy = True
-        self._append(self._stream(stream), _DiskCopies(job, self._failures))
+        # First: a call may be interrupted anywhere.
+        self._trail.add(stream, job)
+        self._append(self._stream(stream), _DiskCopies(job))
         self.poll()
 
     def copy(self, stream: int, batch: CopyBatch) -> None:
@@ -229,10 +217,9 @@ class HostStreams:
 
     def record(self, stream: int, handle: int) -> None:
         self.poll()
-        if not self._failures and not any([live.handle == stream for live in self._live]):
-            return
-        found = self._stream(stream)
-        if not found.queue and not found.failures:
+        self._trail.record(stream, handle)
+        found = self._streams.get(stream)
+        if found is None or not found.queue:
             return
         event = HostEvent(handle)
         self._open_events[handle] = event
@@ -241,14 +228,10 @@ class HostStreams:
 
     def wait(self, stream: int, handle: int) -> None:
         self.poll()
+        self._trail.wait(stream, handle)
         event = self._open_events.get(handle)
-        if event is None:
-            return
-        found = self._stream(stream)
-        if event.is_done and not found.queue:
-            join_failures(found, event)
-        else:
-            self._append(found, _Wait(event))
+        if event is not None:
+            self._append(self._stream(stream), _Wait(event))
 
     def set_clock(self, clock: StatisticsClock) -> None:
         """Measure times from now on."""
@@ -273,26 +256,20 @@ class HostStreams:
     def is_event_done(self, handle: int) -> bool:
         """Whether the event is done; raises a failure before it."""
         self.poll()
-        event = self._open_events.get(handle)
-        if event is None:
-            return True
-        if event.is_done:
-            self._raise_first_unreported(event.failures)
-        return event.is_done
+        if handle in self._open_events:
+            return False
+        self._raise_failure(self._trail.jobs_of_event(handle))
+        return True
 
     def synchronize_event(self, handle: int) -> None:
         self.poll()
-        event = self._open_events.get(handle)
-        if event is not None:
-            while not event.is_done:
-                self._wait_for_progress()
-            self._raise_first_unreported(event.failures)
+        while handle in self._open_events:
+            self._wait_for_progress()
+        self._raise_failure(self._trail.jobs_of_event(handle))
 
     def synchronize_stream(self, stream: int) -> None:
         self.settle_stream(stream)
-        found = self._streams.get(stream)
-        if found is not None:
-            self._raise_first_unreported(found.failures)
+        self._raise_failure(self._trail.jobs_of_stream(stream))
 
     def settle_stream(self, stream: int) -> None:
         """Wait until the stream has no queue; failures stay."""
@@ -310,8 +287,8 @@ class HostStreams:
 
     def release_event(self, handle: int) -> None:
         """Forget the handle; enqueued waits for the event still hold."""
-        if self._open_events:
-            self._open_events.pop(handle, None)
+        self._open_events.pop(handle, None)
+        self._trail.forget_event(handle)
         self.poll()
 
     def forget_stream(self, stream: int) -> None:
@@ -336,16 +313,15 @@ class HostStreams:
                 if stream.has_new_jobs:
                     self._start_disk_work(stream)
         self._live = [stream for stream in self._live if stream.queue]
-        if self._failures:
-            self._forget_reported_failures()
-        self.is_busy = bool(self._live) or bool(self._failures)
+        is_anything_left = self._trail.settle()
+        self.is_busy = is_anything_left or bool(self._live)
         # Last, as a call may be interrupted anywhere.
         self._num_seen = num_done
         self._has_new_work = False
 
     def unreported_failures(self) -> list[StorageIOError]:
         """Failures that no call has raised."""
-        return [job.read_error for job in self._failures if job.read_error is not None]
+        return self._trail.unreported_failures()
 
     # -- inside ---------------------------------------------------------------------------------------------------------
 
@@ -390,26 +366,11 @@ class HostStreams:
     def _num_queued(self) -> int:
         return sum([len(stream.queue) for stream in self._live])
 
-    def _raise_first_unreported(self, failures: list[DiskJob]) -> None:
-        for job in failures:
-            if not job.is_reported:
-                job.is_reported = True
-                self._has_new_work = True
-                self.poll()
-                assert job.read_error is not None
-                raise job.read_error
-
-    def _forget_reported_failures(self) -> None:
-        unreported = [job for job in self._failures if not job.is_reported]
-        if len(unreported) == len(self._failures):
-            return
-        self._failures.clear()
-        self._failures.extend(unreported)
-        for stream in self._streams.values():
-            stream.failures = [job for job in stream.failures if not job.is_reported]
-        for handle in list(self._open_events):
-            event = self._open_events[handle]
-            if event.is_done:
-                event.failures = [job for job in event.failures if not job.is_reported]
-                if not event.failures:
-                    del self._open_events[handle]
+    def _raise_failure(self, jobs: list[DiskJob]) -> None:
+        """All work before an event, or on a stream, is done: raise a failed read among these jobs."""
+        try:
+            raise_first_unreported(jobs)
+        except StorageIOError:
+            self._has_new_work = True
+            self.poll()
+            raise

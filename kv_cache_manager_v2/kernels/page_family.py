@@ -10,11 +10,12 @@ Scratch blocks and buffers with a `tokens_per_block_override` can be addressed b
 PER_LAYER mode only.
 """
 
+from dataclasses import dataclass
 from typing import Final, SupportsIndex, final
 
 from mypy_extensions import i64
 
-from ..base.checks import to_index_mode, to_int, to_role
+from ..base.checks import to_index, to_index_mode, to_int, to_role
 from ..base.given import Given
 from ..base.ids import DataRole, LayerId, PageIndexMode
 from ..base.value import Value
@@ -53,31 +54,19 @@ PageFamily = StridedPages | DensePages
 
 
 @final
+@dataclass(frozen=True)
 class PageRule(Value):
     """A page family resolved against a manager: plain numbers for loops. ``index = (slot * scale + offset) *
     expansion + j``."""
 
-    __slots__ = ("layer_group", "scale", "offset", "expansion", "scratch_pages_per_block", "addresses_scratch", "page_tokens", "text")
-
-    def __init__(
-        self,
-        layer_group: i64,
-        scale: i64,
-        offset: i64,
-        expansion: i64,
-        scratch_pages_per_block: i64,
-        addresses_scratch: bool,
-        page_tokens: i64,
-        text: str,
-    ) -> None:
-        self.layer_group: Final = layer_group
-        self.scale: Final = scale
-        self.offset: Final = offset
-        self.expansion: Final = expansion
-        self.scratch_pages_per_block: Final = scratch_pages_per_block
-        self.addresses_scratch: Final = addresses_scratch
-        self.page_tokens: Final = page_tokens
-        self.text: Final = text
+    layer_group: i64
+    scale: i64
+    offset: i64
+    expansion: i64
+    scratch_pages_per_block: i64
+    addresses_scratch: bool
+    page_tokens: i64
+    text: str
 
     def moved_by(self, offset: i64) -> "PageRule":
         """This rule for a base address that is so many sub-pages earlier; without scratch blocks."""
@@ -99,9 +88,7 @@ def resolve_family(manager: KVCacheManager, family: object) -> PageRule:
     """The rule of a page family; `ValueError` for an unknown layer group, layer or role."""
     tokens = manager.tokens_per_block
     if isinstance(family, StridedPages):
-        num_groups = len(manager.layer_grouping)
-        if not 0 <= family.layer_group_id < num_groups:
-            raise ValueError(f"layer_group_id is {family.layer_group_id}; there are {num_groups} layer groups")
+        to_index(family.layer_group_id, "layer_group_id", len(manager.layer_grouping), "layer groups")
         _require_pages_per_block(manager, family.layer_group_id)
         return PageRule(family.layer_group_id, 1, 0, 1, 1, False, tokens, repr(family))
     if not isinstance(family, DensePages):

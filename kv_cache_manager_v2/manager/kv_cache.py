@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, SupportsIndex, final
 from mypy_extensions import i32, i64
 from rawref import invalidate
 
-from ..base.checks import MAX_COUNT, to_bool, to_count, to_counts, to_index_mode, to_int, to_int_within, to_list
+from ..base.checks import MAX_COUNT, to_bool, to_count, to_counts, to_index, to_index_mode, to_int, to_int_within, to_list
 from ..base.errors import LogicError, OutOfPagesError
 from ..base.finalizers import report_failure, warn_of_leak
 from ..base.given import Given
@@ -206,10 +206,7 @@ class KVCache(Handle):
         state = self._state
         with state.shared.guard as journal:
             require_usable(state, SUSPENDED, "prefetch")
-            level = to_int(target_level, "target_level")
-            num_levels = int(state.shared.storage.num_levels)
-            if not 0 <= level < num_levels:
-                raise ValueError(f"target_level is {level}; there are {num_levels} cache levels")
+            level = to_index(target_level, "target_level", int(state.shared.storage.num_levels), "cache levels")
             result = prefetching.try_prefetch(state, level)
             journal.record(PREFETCH, state.request.serial, level, result)
             return result
@@ -915,11 +912,7 @@ class KVCache(Handle):
         self._state.shared.guard.require_sound()
         if self._state.status == CLOSED:
             raise LogicError(f"sequence {self._state.id} has no pages after close(); make a new sequence with create_kv_cache()")
-        group = to_int(layer_group_id, "layer_group_id")
-        num_groups = len(self._state.tables)
-        if not 0 <= group < num_groups:
-            raise ValueError(f"layer_group_id is {group}; there are {num_groups} layer groups")
-        return group
+        return to_index(layer_group_id, "layer_group_id", len(self._state.tables), "layer groups")
 
     def _require_input(self, call: str, num_tokens: int, capacity: int) -> None:
         """Refuse what `commit_input` of so many would refuse once there is that capacity. Changes nothing."""

@@ -35,6 +35,7 @@ from ..base.checks import (
     require_path,
     to_bool,
     to_count,
+    to_index,
     to_index_mode,
     to_instance,
     to_instance_or_none,
@@ -800,10 +801,7 @@ class KVCacheManager(Handle):
 
     def life_cycle_of_group(self, layer_group_id: SupportsIndex) -> LifeCycle:
         """How long the layers of that group need a block. `ValueError` for an unknown group."""
-        group = to_int(layer_group_id, "layer_group_id")
-        if not 0 <= group < len(self._life_cycles):
-            raise ValueError(f"layer_group_id is {group}; there are {len(self._life_cycles)} layer groups")
-        return self._life_cycles[LifeCycleId(group)]
+        return self._life_cycles[LifeCycleId(to_index(layer_group_id, "layer_group_id", len(self._life_cycles), "layer groups"))]
 
     @property
     def all_buffer_ids(self) -> list[BufferId]:

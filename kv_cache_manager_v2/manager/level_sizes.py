@@ -5,7 +5,7 @@ from typing import Final, SupportsIndex, final
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from ..base.checks import to_int
+from ..base.checks import to_index, to_int
 from ..base.package_log import PackageLog
 from ..config.cache_tier_config import compute_max_quota
 from ..config.config_value import MAX_CONFIG_INT
@@ -46,10 +46,7 @@ class LevelSizes(DemandSampler):
 
     def require(self, level: SupportsIndex, name: str) -> int:
         """The number of a level that exists; `ValueError` if none has it."""
-        number = to_int(level, name)
-        if not 0 <= number < len(self._quotas):
-            raise ValueError(f"{name} is {number}; there are {len(self._quotas)} cache levels")
-        return number
+        return to_index(level, name, len(self._quotas), "cache levels")
 
     def require_quota(self, level: int, quota: SupportsIndex) -> int:
         """A number of bytes that the configuration of a tier may have as well; `ValueError` for another one."""

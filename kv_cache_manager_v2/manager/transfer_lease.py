@@ -13,7 +13,7 @@ from typing import Final, SupportsIndex, final
 from mypy_extensions import i64
 from rawref import invalidate
 
-from ..base.checks import to_int
+from ..base.checks import to_index
 from ..base.errors import LogicError
 from ..base.finalizers import report_failure, warn_of_leak
 from ..base.handle import Handle
@@ -83,10 +83,7 @@ class TransferLease(Handle):
 
     def get_page_indices(self, layer_group_id: SupportsIndex) -> list[int]:
         """Slot ids of the leased blocks of that group in order, without those that it needs no page for."""
-        group = to_int(layer_group_id, "layer_group_id")
-        if not 0 <= group < len(self._lease.slots):
-            raise ValueError(f"layer_group_id is {group}; there are {len(self._lease.slots)} layer groups")
-        return list(self._lease.slots[group])
+        return list(self._lease.slots[to_index(layer_group_id, "layer_group_id", len(self._lease.slots), "layer groups")])
 
     def settle(self, cuda_stream: object = None) -> None:
         """The other side is done: the pages are the manager's again. `LogicError` the second time.

@@ -150,10 +150,10 @@ class CallGuard(CallDoor):
 
     def begin_change(self) -> None:
         """From here on the call changes things; an exception before `end_change` leaves them half done."""
-        self._changes.begin()
+        self._changes.num_begun += 1
 
     def end_change(self) -> None:
-        self._changes.end()
+        self._changes.num_begun -= 1
 
     def _leave(self) -> None:
         if self._changes.num_begun > 0:

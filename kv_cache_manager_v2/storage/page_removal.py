@@ -89,17 +89,15 @@ def disown(storage: PageStorage, page: i64, pool_group: i64, cause: i64) -> None
 
 def drop_with_owner(storage: PageStorage, page: i64, pool_group: i64, cause: i64, account: PageCounters | None) -> None:
     """`drop`, and the owner hears of it: what is useless without the page may go with it."""
-    storage.changes.begin()
-    drop(storage, page, pool_group, cause, account)
-    storage.owner().on_page_dropped(page, account)
-    storage.changes.end()
+    with storage.changes:
+        drop(storage, page, pool_group, cause, account)
+        storage.owner().on_page_dropped(page, account)
 
 
 def drop_victims(storage: PageStorage, level: i64, pool_group: i64, wanted: i64, cause: i64, account: PageCounters | None) -> None:
     """As `PageOwner` says."""
-    storage.changes.begin()
-    storage.owner().drop_victims(level, pool_group, wanted, cause, account)
-    storage.changes.end()
+    with storage.changes:
+        storage.owner().drop_victims(level, pool_group, wanted, cause, account)
 
 
 def is_published(storage: PageStorage, page: i64) -> bool:

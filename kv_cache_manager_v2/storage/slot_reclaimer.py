@@ -299,13 +299,12 @@ class SlotReclaimer:
             finally:
                 self._put_back(victims, pool_group, _HAS_COPY)
             raise
-        storage.changes.begin()
-        for position in range(count - num_copied):
-            storage.num_evicted[index] += 1
-            storage.digest.record(VICTIM, moves.pages[position])
-            moves.settle(position, index, level + 1, pool_group, point, account)
-        self._queue_below(victims, pool_group, 0)
-        storage.changes.end()
+        with storage.changes:
+            for position in range(count - num_copied):
+                storage.num_evicted[index] += 1
+                storage.digest.record(VICTIM, moves.pages[position])
+                moves.settle(position, index, level + 1, pool_group, point, account)
+            self._queue_below(victims, pool_group, 0)
 
     def _take_victims(self, index: i64, pool_group: i64, count: i64) -> vec[i64]:
         """The next victims, out of their queues: page ids, with `_EVICT_FIRST` and `_HAS_COPY`."""
@@ -370,22 +369,21 @@ class SlotReclaimer:
         if timeline >= 0:
             # Behind all copies that were offloaded, and all that the slots wait for.
             mark = self._order.mark(timeline)
-        storage.changes.begin()
-        for victim in victims:
-            if (victim & _HAS_COPY) == 0:
-                continue
-            page = victim & LOW_MASK
-            slot = storage.rows.slot(page)
-            point = ready[slot]
-            was_written = storage.copies.read_point(page) != NO_POINT
-            target = storage.copies.take(page)
-            if was_written:
-                point = mark
-            else:
-                # It was onboarded from there: what a disk may have failed to read is there still.
-                storage.reads.forget_read(page, level + 1, target)
-            storage.num_evicted[index] += 1
-            storage.digest.record(VICTIM, page)
-            place_page(storage, page, level + 1, target)
-            storage.slots.free_slot(index, slot, point)
-        storage.changes.end()
+        with storage.changes:
+            for victim in victims:
+                if (victim & _HAS_COPY) == 0:
+                    continue
+                page = victim & LOW_MASK
+                slot = storage.rows.slot(page)
+                point = ready[slot]
+                was_written = storage.copies.read_point(page) != NO_POINT
+                target = storage.copies.take(page)
+                if was_written:
+                    point = mark
+                else:
+                    # It was onboarded from there: what a disk may have failed to read is there still.
+                    storage.reads.forget_read(page, level + 1, target)
+                storage.num_evicted[index] += 1
+                storage.digest.record(VICTIM, page)
+                place_page(storage, page, level + 1, target)
+                storage.slots.free_slot(index, slot, point)

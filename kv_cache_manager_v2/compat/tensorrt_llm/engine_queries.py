@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, SupportsIndex, final
 
 
-from ...base.checks import to_instance, to_int, to_list
+from ...base.checks import to_index, to_instance, to_int, to_list
 from ...base.given import Given
 from ...base.handle import Handle
 from ...base.ids import (
@@ -168,11 +168,7 @@ class EngineQueries(Handle):
         return self._core.clamp_max_seq_len_for_mem(batch_size, token_num_upper_bound)
 
     def _to_level(self, cache_level: SupportsIndex) -> int:
-        level = to_int(cache_level, "cache_level")
-        num_levels = len(self._core.cache_tier_list)
-        if not 0 <= level < num_levels:
-            raise ValueError(f"cache_level is {level}; there are {num_levels} cache levels")
-        return level
+        return to_index(cache_level, "cache_level", len(self._core.cache_tier_list), "cache levels")
 
 
 @final

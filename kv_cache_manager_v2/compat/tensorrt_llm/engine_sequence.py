@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, SupportsIndex, final
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from ...base.checks import to_bool, to_int
+from ...base.checks import to_bool, to_index, to_int
 from ...base.given import Given
 from ...base.handle import Handle
 from ...base.ids import DEFAULT_BEAM_INDEX, PageIndexMode, TokenIdExt
@@ -115,10 +115,7 @@ class KVCache(Handle):
 
     def prefetch(self, target: SupportsIndex) -> bool:
         """Bring the pages of a SUSPENDED sequence up to the level ``target``; False, and nothing has changed, without room."""
-        level = to_int(target, "target")
-        num_levels = int(self._core._state_for_batch().shared.storage.num_levels)
-        if not 0 <= level < num_levels:
-            raise ValueError(f"target is {level}; there are {num_levels} cache levels")
+        level = to_index(target, "target", int(self._core._state_for_batch().shared.storage.num_levels), "cache levels")
         before = self._ledger.count_from_disks()
         is_done = self._core.prefetch(level)
         self._ledger.record_prefetch(self._ledger.count_from_disks() - before)

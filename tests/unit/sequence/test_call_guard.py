@@ -33,7 +33,7 @@ class HalfDone(Abandoned):
         self.error = error
 
     def close_abandoned(self) -> None:
-        self.changes.begin()
+        self.changes.num_begun += 1
         raise self.error
 
 
