@@ -356,18 +356,17 @@ class LearnedQueue(RequestRuns):
 
     def _find_first(self, is_dropped: bool) -> i64:
         mates = self.records.block_mates
-        words = self._table.words
         while True:
             page = super().first()
             if page == NO_VICTIM or self.stands_first(page):
                 return page
             if is_dropped:
                 oldest = self.records.find_oldest(self._number, self._notes.segment_at(page))
+                words = self._table.words
                 if oldest != NO_SEGMENT and words[oldest * SEGMENT_WORDS + KEY] >> PRIORITY_SHIFT == self._rows.priority(page):
                     page = words[oldest * SEGMENT_WORDS + SEGMENT_PLACE] & LOW
             if mates is None or not self._goes_later(mates, page):
                 return page
-            words = self._table.words
 
     def _goes_later(self, mates: BlockMates, page: i64) -> bool:
         """A victim goes after its block's leading page: to those that wait, if that one was reused, or into its segment. Its own stays, as

@@ -68,7 +68,9 @@ class PageNotes(RowColumn):
     def segment_at(self, page: i64) -> i64:
         """That the page is in, queued; or NO_SEGMENT, as of a row that is no page."""
         note = i64(self.notes[page])
-        return segment_of_note(note) if note & STATUS_MASK == IN_SEGMENT else NO_SEGMENT
+        if note & STATUS_MASK != IN_SEGMENT:
+            return NO_SEGMENT  # a conditional expression would be an object, compiled
+        return segment_of_note(note)
 
     def change_run(self, pages: vec[i64], begin: i64, count: i64, by: i64) -> i64:
         """How far the pages from ``begin`` on have the note of the first one, but for their uses; these notes are larger by so much now."""

@@ -274,12 +274,11 @@ class RequestRuns(ValueLines):
 
     def _make_segment(self, segment_class: i64, traits: i64, priority: i64) -> i64:
         records = self.records
-        part = min(self._num_parts, MOST_PARTS)
         self._num_parts += 1
         latest = self._latest[priority]
         if not records.has_room() and self._table.has_pages_of(latest, self._number, priority):
             return latest
-        segment = records.add_segment(self._number, traits, priority, part)
+        segment = records.add_segment(self._number, traits, priority, min(self._num_parts - 1, MOST_PARTS))
         self._current = segment
         self._current_class = segment_class
         self._latest[priority] = segment
