@@ -85,17 +85,11 @@ class EvictionQueue(VictimQueue):
         self._link_by_priority(pages, count, True)
 
     def _link_by_priority(self, pages: vec[i64], count: i64, goes_first: bool) -> None:
-        """Those of one priority that follow one another are linked together."""
         words = self._rows.words
         begin: i64 = 0
         while begin < count:
-            priority = priority_of_place(words[pages[begin] * ROW_WORDS + PLACE])
-            end = begin + 1
-            while end < count and priority_of_place(words[pages[end] * ROW_WORDS + PLACE]) == priority:
-                end += 1
             sentinel = self._sentinel_of(pages[begin])
-            link_run(words, sentinel if goes_first else words[sentinel * ROW_WORDS + LINKS] >> 32, pages, begin, end, goes_first)
-            begin = end
+            begin = link_run(words, sentinel if goes_first else words[sentinel * ROW_WORDS + LINKS] >> 32, pages, begin, count, goes_first)
         self.num_pages += count
 
     def hold_run(self, pages: vec[i64], count: i64) -> None:

@@ -8,24 +8,32 @@ from typing import Final
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from .page_rows import LINKS, LOW_MASK, NOT_QUEUED, ROW_WORDS
+from .page_rows import LINKS, LOW_MASK, NOT_QUEUED, PLACE, ROW_WORDS, priority_of_place
 
 NO_ENDS: Final = -1
 
 
-def link_run(words: vec[i64], before: i64, pages: vec[i64], begin: i64, end: i64, is_reversed: bool) -> None:
-    """``pages[begin:end]``, one or more, behind a row of the list, in their order, or the last one first. ``words``: of the page rows."""
+def link_run(words: vec[i64], before: i64, pages: vec[i64], begin: i64, end: i64, is_reversed: bool) -> i64:
+    """``pages[begin:end]``, one or more, behind a row of the list, in their order, or the last one first; those in front of the first of
+    another priority, whose position is returned, else ``end``. ``words``: of the page rows."""
     following = words[before * ROW_WORDS + LINKS] & LOW_MASK
-    previous = before
-    page = pages[end - 1 if is_reversed else begin]
-    join_rows(words, before, page)
-    for position in range(begin + 1, end):
-        other = pages[begin + end - 1 - position if is_reversed else position]
-        words[page * ROW_WORDS + LINKS] = other | (previous << 32)
+    first = pages[begin]
+    priority = priority_of_place(words[first * ROW_WORDS + PLACE])
+    page = first
+    previous: i64 = 0
+    position = begin + 1
+    while position < end:
+        other = pages[position]
+        if priority_of_place(words[other * ROW_WORDS + PLACE]) != priority:
+            break
+        words[page * ROW_WORDS + LINKS] = previous | (other << 32) if is_reversed else other | (previous << 32)
         previous = page
         page = other
-    words[page * ROW_WORDS + LINKS] = previous << 32
-    join_rows(words, page, following)
+        position += 1
+    words[page * ROW_WORDS + LINKS] = previous if is_reversed else previous << 32
+    join_rows(words, before, page if is_reversed else first)
+    join_rows(words, first if is_reversed else page, following)
+    return position
 
 
 def unlink_run(words: vec[i64], pages: vec[i64], begin: i64, end: i64, ends: i64) -> i64:

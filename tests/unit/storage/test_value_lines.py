@@ -41,10 +41,11 @@ def test_against_lists(seed: int, lines_used: tuple[int, ...]) -> None:
         draw = random.random()
         if draw < 0.35 and spare:
             run = [spare.pop() for _ in range(random.randint(1, min(5, len(spare))))]
+            for page in run:
+                rows.words[page * ROW_WORDS + PLACE] = pack_place(0, 0, priorities[segment])
             lines.add(segment, vec[i64]([0, *run, 0]), 1, 1 + len(run))
             for page in run:
                 notes.set(page, in_segment(segment, 1))
-                rows.words[page * ROW_WORDS + PLACE] = pack_place(0, 0, priorities[segment])
             if not pages[segment]:
                 in_lines.append(segment)
             pages[segment] += run
