@@ -87,20 +87,22 @@ class LearnedQueue(RequestRuns):
     def _put_unused_back(self, pages: vec[i64], count: i64) -> i64:
         """Pages that no request has used since they left a queue go back to where they were; the others are the first of ``pages`` then:
         how many."""
-        num_used: i64 = 0
         notes = self._notes.notes
         begin: i64 = 0
+        while begin < count and _is_used(i64(notes[pages[begin]])):
+            begin += 1
+        num_used = begin
         while begin < count:
             page = pages[begin]
             note = i64(notes[page])
             if note & STATUS_MASK == MOVING:
                 begin = self._arrive(pages, begin, count)
                 continue
-            if note & (FIRST_BIT | STATUS_MASK) == FIRST_BIT | IN_USE:
-                self.push_first(page)
-            else:
+            if _is_used(note):
                 pages[num_used] = page
                 num_used += 1
+            else:
+                self.push_first(page)
             begin += 1
         return num_used
 
@@ -110,7 +112,11 @@ class LearnedQueue(RequestRuns):
         What is taken along leaves its segment, and becomes of the leading page's class, so it shares its segment.
         """
         rows = self._rows
-        run = vec[i64]([0] * (count * rows.num_life_cycles))
+        first_of_blocks = rows.first_page_of_blocks
+        block_shift = rows.block_shift
+        num_life_cycles = rows.num_life_cycles
+        leading = mates.leading
+        run = vec[i64]([0] * (count * num_life_cycles))
         num_pages: i64 = 0
         taken = vec[i64]()
         notes = self._notes.notes
@@ -120,9 +126,9 @@ class LearnedQueue(RequestRuns):
             run[num_pages] = page
             num_pages += 1
             # What `BlockMates.first_page` does, without calls for each page.
-            block = (page - rows.first_page_of_blocks) >> rows.block_shift if rows.block_shift != NO_SHIFT else rows.block_number(page)
-            first_page = rows.first_page_of_blocks + block * rows.num_life_cycles
-            if page == first_page + mates.leading:
+            block = (page - first_of_blocks) >> block_shift if block_shift != NO_SHIFT else rows.block_number(page)
+            first_page = first_of_blocks + block * num_life_cycles
+            if page == first_page + leading:
                 for life_cycle in others:
                     note = i64(notes[first_page + life_cycle])
                     if note & STATUS_MASK == IN_SEGMENT and self._table.queue_of(segment_of_note(note)) == self._number:
@@ -423,6 +429,11 @@ class LearnedQueue(RequestRuns):
 
     def check(self) -> None:
         self.records.check_count()
+
+
+def _is_used(note: i64) -> bool:
+    """Whether that is the note of a page which a request has used since it left a queue."""
+    return note & STATUS_MASK != MOVING and note & (FIRST_BIT | STATUS_MASK) != FIRST_BIT | IN_USE
 
 
 def _used_again(note: i64) -> i64:

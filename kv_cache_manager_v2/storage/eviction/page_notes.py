@@ -78,12 +78,12 @@ class PageNotes(RowColumn):
         kind = i64(notes[pages[begin]]) & ~ALL_USES
         end = begin
         while end < count:
-            note = i64(notes[pages[end]])
+            page = pages[end]
+            note = i64(notes[page])
             if note & ~ALL_USES != kind:
                 break
             if by != 0:
-                entry: int = note + by
-                notes[pages[end]] = entry
+                notes[page] = i32(note + by)
             end += 1
         return end
 

@@ -99,13 +99,13 @@ class RequestRuns(ValueLines):
         """``pages[begin:end]`` of that segment are in use. ``num_left``: pages and ghosts that the segment has without them."""
         pages_beside = self.records.pages_per_block - 1
         num_returned = self._num_returned
+        age = self._returned_bucket + 1
         notes = self._notes.notes
         for position in range(begin, end):
             page = pages[position]
             num_returned += 1
             uses = min(uses_of_note(i64(notes[page])) + 1, MOST_USES)
-            entry: int = in_use(uses, self._returned_bucket + 1, num_left + end - position > pages_beside * num_returned + 1)
-            notes[page] = entry
+            notes[page] = i32(in_use(uses, age, num_left + end - position > pages_beside * num_returned + 1))
         self._num_returned = num_returned
         self.records.shadow.note_hit(self.records.part_of(self._returned_stamp), end - begin)
 
@@ -180,13 +180,15 @@ class RequestRuns(ValueLines):
         self._length += count // self.records.pages_per_block
         notes = self._notes.notes
         num_new: i64 = 0
+        path = self._path
         for position in range(count):
             note = i64(notes[pages[position]])
             if note == UNKNOWN:
                 num_new += 1
-            elif self._path == NEW_PATH:
+            elif path == NEW_PATH:
                 # The known page farthest from the root.
-                self._path = BRANCHED_PATH if note & BRANCH_BIT != 0 else EXTENDED_PATH
+                path = BRANCHED_PATH if note & BRANCH_BIT != 0 else EXTENDED_PATH
+        self._path = path
         self._num_new += num_new
 
     def _split_run(self, pages: vec[i64], count: i64) -> None:
@@ -194,11 +196,14 @@ class RequestRuns(ValueLines):
         self._num_parts = 0
         rows = self._rows
         words = rows.words
+        first_of_blocks = rows.first_page_of_blocks
+        block_shift = rows.block_shift
+        num_life_cycles = rows.num_life_cycles
         notes = self._notes.notes
         request = self.records.request
         has_kinds = len(request.kinds) > 0
         mates = self.records.block_mates
-        first_leading: i64 = NO_PAGE if mates is None else rows.first_page_of_blocks + mates.leading
+        first_leading: i64 = NO_PAGE if mates is None else first_of_blocks + mates.leading
         segment: i64 = NO_SEGMENT
         segment_class: i64 = _NO_CLASS
         priority: i64 = 0
@@ -220,7 +225,7 @@ class RequestRuns(ValueLines):
                 class_of_note = ((note >> AGE_SHIFT) & AGE_MASK) << AGE_TRAIT | level_of_uses(uses) | request.continues << CONTINUES_SHIFT
             first_block = num_blocks
             # What `block_number` does, without a call for each page.
-            block = (page - rows.first_page_of_blocks) >> rows.block_shift if rows.block_shift != NO_SHIFT else rows.block_number(page)
+            block = (page - first_of_blocks) >> block_shift if block_shift != NO_SHIFT else rows.block_number(page)
             if block != block_before:
                 block_before = block
                 num_blocks += 1
@@ -232,9 +237,10 @@ class RequestRuns(ValueLines):
             if has_kinds:
                 page_class |= request.kind_at(num_blocks - 1) << KIND_SHIFT
             # What `BlockMates.waits` says, without calls for each page.
-            leading = first_leading + block * rows.num_life_cycles
-            if first_leading != NO_PAGE and page != leading and words[leading * ROW_WORDS + PLACE] >= ONE_HOLD:
-                page_class |= WAITING << PATH_SHIFT
+            if first_leading != NO_PAGE:
+                leading = first_leading + block * num_life_cycles
+                if page != leading and words[leading * ROW_WORDS + PLACE] >= ONE_HOLD:
+                    page_class |= WAITING << PATH_SHIFT
             if page_class != segment_class or page_priority != priority:
                 if begin < position:
                     self.add(segment, pages, begin, position)
