@@ -23,7 +23,7 @@ class Value:
         kind: Any = type(self)
         names = _parameters.get(kind)
         if names is None:
-            names = _parameters[kind] = tuple(list(inspect.signature(kind.__init__).parameters)[1:])
+            names = _parameters[kind] = tuple(inspect.signature(kind).parameters)
         return tuple([getattr(self, name) for name in names])
 
     def __reduce__(self) -> tuple[Any, ...]:

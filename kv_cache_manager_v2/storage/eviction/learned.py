@@ -14,7 +14,7 @@ A page's place costs nothing beside its row: all are in one queue, in the order 
 from typing import Final, final
 
 from librt.vecs import append, vec
-from mypy_extensions import i64
+from mypy_extensions import i32, i64
 
 from ...config.eviction_policy import EvictionPolicy
 from ..eviction_queue import EvictionQueue
@@ -87,22 +87,20 @@ class LearnedQueue(RequestRuns):
     def _put_unused_back(self, pages: vec[i64], count: i64) -> i64:
         """Pages that no request has used since they left a queue go back to where they were; the others are the first of ``pages`` then:
         how many."""
+        num_used: i64 = 0
         notes = self._notes.notes
         begin: i64 = 0
-        while begin < count and _is_used(i64(notes[pages[begin]])):
-            begin += 1
-        num_used = begin
         while begin < count:
             page = pages[begin]
             note = i64(notes[page])
             if note & STATUS_MASK == MOVING:
                 begin = self._arrive(pages, begin, count)
                 continue
-            if _is_used(note):
+            if note & (FIRST_BIT | STATUS_MASK) == FIRST_BIT | IN_USE:
+                self.push_first(page)
+            else:
                 pages[num_used] = page
                 num_used += 1
-            else:
-                self.push_first(page)
             begin += 1
         return num_used
 
@@ -115,7 +113,6 @@ class LearnedQueue(RequestRuns):
         first_of_blocks = rows.first_page_of_blocks
         block_shift = rows.block_shift
         num_life_cycles = rows.num_life_cycles
-        leading = mates.leading
         run = vec[i64]([0] * (count * num_life_cycles))
         num_pages: i64 = 0
         taken = vec[i64]()
@@ -128,7 +125,7 @@ class LearnedQueue(RequestRuns):
             # What `BlockMates.first_page` does, without calls for each page.
             block = (page - first_of_blocks) >> block_shift if block_shift != NO_SHIFT else rows.block_number(page)
             first_page = first_of_blocks + block * num_life_cycles
-            if page == first_page + leading:
+            if page == first_page + mates.leading:
                 for life_cycle in others:
                     note = i64(notes[first_page + life_cycle])
                     if note & STATUS_MASK == IN_SEGMENT and self._table.queue_of(segment_of_note(note)) == self._number:
@@ -164,8 +161,8 @@ class LearnedQueue(RequestRuns):
     def push_run_first(self, pages: vec[i64], count: i64) -> None:
         notes = self._notes.notes
         for position in range(count):
-            entry: int = in_use(max(uses_of_note(i64(notes[pages[position]])), 1), 0, False) | FIRST_BIT
-            notes[pages[position]] = entry
+            page = pages[position]
+            notes[page] = i32(in_use(max(uses_of_note(i64(notes[page])), 1), 0, False) | FIRST_BIT)
         super().push_run_first(pages, count)
 
     # -- going --------------------------------------------------------------------------------------------------------
@@ -429,11 +426,6 @@ class LearnedQueue(RequestRuns):
 
     def check(self) -> None:
         self.records.check_count()
-
-
-def _is_used(note: i64) -> bool:
-    """Whether that is the note of a page which a request has used since it left a queue."""
-    return note & STATUS_MASK != MOVING and note & (FIRST_BIT | STATUS_MASK) != FIRST_BIT | IN_USE
 
 
 def _used_again(note: i64) -> i64:

@@ -88,9 +88,7 @@ class PageNotes(RowColumn):
         return end
 
     def set(self, page: i64, note: i64) -> None:
-        notes = self.notes
-        entry: int = note
-        notes[page] = entry
+        self.notes[page] = i32(note)
 
 
 def in_segment(segment: i64, uses: i64) -> i64:

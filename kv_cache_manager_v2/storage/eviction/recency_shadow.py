@@ -128,9 +128,7 @@ class RecencyShadow:
     def note_gone(self, stamp: i64, count: i64 = 1) -> None:
         """So many pages that were pushed then were evicted."""
         if stamp >= self.oldest:
-            gone = i64(self._gone[stamp & (NUM_PARTS - 1)]) + count
-            entry: int = gone
-            self._gone[stamp & (NUM_PARTS - 1)] = entry
+            self._gone[stamp & (NUM_PARTS - 1)] += i32(count)
             self.num_at_risk += count
 
     def note_miss(self, stamp: i64, count: i64 = 1) -> None:
@@ -140,8 +138,7 @@ class RecencyShadow:
             # What was dropped and came back in between is known by one of its stamps only.
             gone = i64(self._gone[at])
             back = min(count, gone)
-            entry: int = gone - back
-            self._gone[at] = entry
+            self._gone[at] = i32(gone - back)
             self.num_at_risk -= back
             self._credit -= count * _PAGE
             if self._credit < -self._debt_allowed:

@@ -180,15 +180,13 @@ class RequestRuns(ValueLines):
         self._length += count // self.records.pages_per_block
         notes = self._notes.notes
         num_new: i64 = 0
-        path = self._path
         for position in range(count):
             note = i64(notes[pages[position]])
             if note == UNKNOWN:
                 num_new += 1
-            elif path == NEW_PATH:
+            elif self._path == NEW_PATH:
                 # The known page farthest from the root.
-                path = BRANCHED_PATH if note & BRANCH_BIT != 0 else EXTENDED_PATH
-        self._path = path
+                self._path = BRANCHED_PATH if note & BRANCH_BIT != 0 else EXTENDED_PATH
         self._num_new += num_new
 
     def _split_run(self, pages: vec[i64], count: i64) -> None:
@@ -198,7 +196,6 @@ class RequestRuns(ValueLines):
         words = rows.words
         first_of_blocks = rows.first_page_of_blocks
         block_shift = rows.block_shift
-        num_life_cycles = rows.num_life_cycles
         notes = self._notes.notes
         request = self.records.request
         has_kinds = len(request.kinds) > 0
@@ -238,7 +235,7 @@ class RequestRuns(ValueLines):
                 page_class |= request.kind_at(num_blocks - 1) << KIND_SHIFT
             # What `BlockMates.waits` says, without calls for each page.
             if first_leading != NO_PAGE:
-                leading = first_leading + block * num_life_cycles
+                leading = first_leading + block * rows.num_life_cycles
                 if page != leading and words[leading * ROW_WORDS + PLACE] >= ONE_HOLD:
                     page_class |= WAITING << PATH_SHIFT
             if page_class != segment_class or page_priority != priority:

@@ -306,9 +306,8 @@ class SegmentTable:
         """As the first one of its bucket."""
         links = self._links
         place = self._place_of(key)
-        entry: int = segment
         links[2 * segment] = links[place]
-        links[place] = entry
+        links[place] = i32(segment)
 
     def _place_of(self, key: i64) -> i64:
         """Of the first one in the bucket of a segment with that TOP."""

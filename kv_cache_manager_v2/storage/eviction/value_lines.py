@@ -116,13 +116,11 @@ class ValueLines(EvictionQueue):
 
     def _note_head(self, key: i64, page: i64) -> None:
         """The page has come into the line, behind its first one."""
-        entry: int = page
         if self.heads[key] == _NO_ROW:
-            self.heads[key] = entry
+            self.heads[key] = i32(page)
 
     def _pull_head(self, key: i64, page: i64, following: i64) -> None:
         """A page, or all from it on, has left the line, and that row is behind it."""
         if i64(self.heads[key]) == page:
             is_there = self._table.words[self._notes.segment_at(following) * SEGMENT_WORDS + KEY] == key
-            entry: int = following if is_there else _NO_ROW
-            self.heads[key] = entry
+            self.heads[key] = i32(following) if is_there else i32(_NO_ROW)
