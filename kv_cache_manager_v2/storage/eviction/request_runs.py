@@ -234,10 +234,9 @@ class RequestRuns(ValueLines):
             if has_kinds:
                 page_class |= request.kind_at(num_blocks - 1) << KIND_SHIFT
             # What `BlockMates.waits` says, without calls for each page.
-            if first_leading != NO_PAGE:
-                leading = first_leading + block * rows.num_life_cycles
-                if page != leading and words[leading * ROW_WORDS + PLACE] >= ONE_HOLD:
-                    page_class |= WAITING << PATH_SHIFT
+            leading = first_leading + block * rows.num_life_cycles
+            if first_leading != NO_PAGE and page != leading and words[leading * ROW_WORDS + PLACE] >= ONE_HOLD:
+                page_class |= WAITING << PATH_SHIFT
             if page_class != segment_class or page_priority != priority:
                 if begin < position:
                     self.add(segment, pages, begin, position)
