@@ -302,19 +302,20 @@ class KVCache(Handle):
     # -- room ----------------------------------------------------------------------------------------------------------
 
     def resize(self, capacity: SupportsIndex | None = None, history_length: SupportsIndex | None = None) -> bool:
-        """Reserve pages for ``capacity`` tokens, of which the first ``history_length`` are history; None keeps.
+        """Reserve pages for ``capacity`` tokens, of which the first ``history_length`` are history; None: as it is.
 
         One go, all or nothing: out-of-window pages are released and new ones allocated together. False, and
         nothing has changed, if there is no room (`KVCacheManager.last_refusal`). `ValueError` if the history would shrink,
         the capacity would fall under it, or a page index buffer is too small; `LogicError` unless ACTIVE, or if more tokens of
-        recurrent state would be taken back than there are `state_checkpoints`.
+        recurrent state would be taken back than there are `state_checkpoints`; `PageMoveError`, and nothing but what was evicted has
+        changed, if the device refuses to move a page away.
 
         It costs what changes: the blocks that begin and end, also those that a window never reads (as by ``resize(n, n)`` where
         another machine has computed the tokens). They get no pages, but a `commit` puts their tokens into the tree.
 
         Where scratch reuse is on, a call that changes the capacity needs
         ``old capacity - max_rewind_len <= history_length <= old capacity``, unless ``history_length == capacity`` (no inputs), or the
-        step was without: scratch reuse was switched on since.
+        last step used no scratch, because scratch reuse has been switched on since.
         """
         state = self._state
         if (

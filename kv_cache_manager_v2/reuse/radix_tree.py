@@ -3,8 +3,9 @@
 Owns the published blocks and, through them, their droppable pages. The key of a child is its packed tokens, so two
 different blocks are never mistaken for each other. Only a full block has children; no two siblings have equal keys.
 
-A block leaves the tree when it has no page, no child and no pin. Three things take pages away: eviction (`on_page_dropped`,
-which takes along what has become unreachable), `retire`, and a fuller block that makes a partial one superfluous.
+A block leaves the tree when it has no page, no child and no pin. Pages go by eviction (`on_page_dropped`,
+which takes along what has become unreachable), `retire`, a fuller block that makes a partial one superfluous, planned drops, newer
+snapshots, and reads from a disk that failed. `withdraw` makes a block private again, with its pages.
 
 `retire` ends a scope's *epoch*: no look-up begins at its root any more. What is left below is its holders' alone.
 """

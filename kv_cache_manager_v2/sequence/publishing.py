@@ -1,4 +1,4 @@
-"""The door into the tree: what a sequence has computed is published here, for all owners of its blocks.
+"""The entry into the tree: what a sequence has computed is published here, for all owners of its blocks.
 
 Where the tree has no such block, ours joins it. Below a block without children that is so for all that follow, which go in one run.
 Where it has an equal one, that one counts from now on (*rebase*), and for each page of ours:
@@ -7,8 +7,8 @@ Where it has an equal one, that one counts from now on (*rebase*), and for each 
     has no page                                             any      MOVE: it goes on under the published row
     has it below level 0                         locked     any      REPLACE: ours takes its place, which saves bringing it up
     has it on level 0, and no sequence locks it  locked     stay     REPLACE; not if a further beam publishes: its bytes may be others'
-    the same, packed with loss, which ours was not          any      REPLACE, as in the row above
-    has it, else                                            stay     KEEP: the owner's *twin* (`twins`), if it is active and has no beams
+    has it on level 0, packed with loss; ours was not       any      REPLACE, as in the row above
+    has it, else                                            stay     KEEP: its *twin* (`twins`), if it is active, without beams
     has it, else                                            any      TAKE_OVER: each owner holds the published page, and ours is free
 
 Indices stay where `allow_seq_rebasing` is False.
@@ -98,7 +98,7 @@ def _publish_next(state: SequenceState, key: bytes, mark: i64) -> None:
 def enter(state: SequenceState, key: bytes, mark: i64) -> Block:
     """The tree's block with that key below the path's end, for all owners of ours; all but the sequence itself pin it.
 
-    The pages that they need are theirs as before. ``mark``: the sequence's writes are behind it, if it is active.
+    The pages that they need are theirs as before. ``mark``: comes after the sequence's writes, if it is active.
     """
     tree = state.shared.tree
     ordinal = state.num_published
@@ -145,7 +145,7 @@ def find_or_attach(tree: RadixTree, above: Block, block: Block, key: bytes) -> B
 
 
 def _record_ready(state: SequenceState, block: Block, mark: i64) -> None:
-    """The committer's writes are behind ``mark``; what other owners do with the pages stays in their points."""
+    """The committer's writes come before ``mark``; what other owners do with the pages stays in their points."""
     if state.timeline == NO_TIMELINE:
         return
     storage = state.shared.storage
@@ -196,7 +196,7 @@ def _rebase(state: SequenceState, owners: list[SequenceState], block: Block, pub
 
 
 def _decide(state: SequenceState, ours: i64, theirs: i64) -> i64:
-    """As the table says; KEEP: each owner that can."""
+    """As the table says; KEEP: each owner that can, the others TAKE_OVER."""
     storage = state.shared.storage
     rows = storage.rows
     stays = state.shared.claims.twin_pages is not None

@@ -1,8 +1,9 @@
 """`resize`: reserve pages for a step and move the windows, in one go, all or nothing, for a sequence or all beams of one.
 
 Plan first (`resize_plan`): which blocks join, which pages each life cycle needs and releases, whether the slots are to be had. Then
-ask the user's callback, then evict what has to go while a refusal of the device still changes nothing. Then apply, in the order that
-keeps the number of slots in use smallest: release, evict, take. A sequence is a list of one; beams have their turns in order.
+ask the user's callback, and evict: a device that refuses can still be reported, since nothing else has changed. Then apply, in the order
+that keeps the number of slots in use smallest: release; drop what is still missing, which cannot fail; take. A sequence is a list of one;
+beams have their turns in order.
 """
 
 from mypy_extensions import i64
@@ -78,7 +79,8 @@ def _resize_blocks(state: SequenceState, capacity: i64, history: i64) -> bool:
 def _evict(plan: ResizePlan, account: PageCounters | None) -> None:
     """Before the first change, free as many slots as the plan's peak, as far as pages can be moved: the device may refuse that.
 
-    What is missing afterwards is no more than the call releases: `make_room_or_drop` has it, if need be without the device.
+    The peak takes slots that the call itself will release for free. `make_room_or_drop` frees those of them that are only droppable after
+    the release, if need be without the device.
     """
     shared = plan.turns[0].state.shared
     for pool_group in range(shared.storage.num_pool_groups):
@@ -102,7 +104,8 @@ def _copy_first(plan: ResizePlan, account: PageCounters | None) -> StagedCopies:
 
 
 def _apply(plan: ResizePlan) -> None:
-    """Carry the plan out. Where the device refuses a copy before the first change, its error is raised and nothing has changed."""
+    """Carry the plan out. Where the device refuses a copy before the first change, its error is raised, and nothing but what was evicted
+    has changed."""
     first = plan.turns[0].state
     shared = first.shared
     account = find_page_counters(first.request.counters)

@@ -80,7 +80,8 @@ class ResizePlan:
 
 
 def plan_resize(states: list[SequenceState], capacity: i64, history: i64, ledger: SlotLedger | None = None) -> ResizePlan | None:
-    """None, with `PageStorage.last_refusal` set and nothing changed, if the slots are not to be had; ``ledger``: after the resizes there.
+    """None, with `PageStorage.last_refusal` set and nothing changed, if the slots are not to be had; ``ledger``: as if the resizes
+    that it records had been made.
 
     Each beam is planned after the ones before it: of a block that only beams share the last one writes in place.
     """

@@ -3,7 +3,7 @@
 A page on level 0 gets a clean copy on level 1, so that evicting on level 0 later costs nothing. For its slot, and where no free one
 is left, the least valuable droppable page of level 1 goes, as it would when the page itself was offloaded; never another page's
 copy. Where there is none to go, or the device refuses, the page has no copy and is written when it goes. A page that is still on its
-way from a disk is copied behind its read: what is written never depends on whether a read is done.
+way from a disk is copied after its read, in stream order: what is written never depends on whether a read is done.
 
 A durable level gets a copy of every published page in the same way, from whatever level above it the page lies on: so what another
 process needs of a prefix is there before what comes behind it. A request to a disk costs as much for one page as for many: pages are put

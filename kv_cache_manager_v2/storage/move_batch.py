@@ -32,8 +32,9 @@ class MoveBatch:
     def __init__(self, storage: PageStorage, mover: PageMover) -> None:
         self.pages = vec[i64]()
         self.sources = vec[i64]()
-        """The slot of each page, and below the one that it gets."""
+        """The slot of each page."""
         self.targets = vec[i64]()
+        """The one that it gets."""
         self._storage: Final = storage
         self._mover: Final = mover
         self._order: Final[StreamOrder] = storage.order
@@ -115,7 +116,7 @@ class MoveBatch:
 
     def _undo(self, source_level: i64, pool_group: i64, target_level: i64) -> None:
         storage = self._storage
-        # Without a timeline there was no copy either: the device refused its first event.
+        # Without a timeline there was no copy either: the device refused its stream or its first event.
         has_copies = self._mover.has_timeline(source_level, target_level)
         timeline = self._mover.timeline(source_level, target_level) if has_copies else 0
         point = self._order.mark(timeline) if has_copies else NO_POINT

@@ -1,9 +1,9 @@
 """Copies pages from level to level, in stream order, on streams of the manager's own.
 
-Moves bytes only: which page has which slot is the caller's business, before and after. Each pair of levels has a stream, so
-that onboarding does not wait for offloading unless it takes over the slot. One call is one batch for each pool:
-pages of one pool group, from one level to another. The host waits for nothing here. Where a codec packs pages, it moves those that come
-from level 0 or go there.
+Moves bytes only: which page has which slot is the caller's business, before and after. Each pair of levels has a stream, so that
+onboarding does not wait for offloading unless it reuses a slot that is being offloaded. One call is one batch for each pool: pages of
+one pool group, from one level to another. The host waits for nothing in `move`. Where a codec packs pages, it moves those that come from
+level 0 or go there.
 """
 
 from typing import Final, final
@@ -66,7 +66,7 @@ class PageMover:
         """Enqueue copies of the first ``count`` slots, of these ``pages``; returns the point after them.
 
         They wait for whatever any of these slots waits for. `PageMoveError`, naming the levels, if the device refuses;
-        some of the target slots may be written to then, until a mark of that `timeline`.
+        copies enqueued before may still write to some of the target slots, until the next mark of that `timeline`.
         """
         timeline = self.timeline(source_level, target_level)
         source = self._pool_groups[source_level * self._num_pool_groups + pool_group]

@@ -65,7 +65,7 @@ class PageOwner(ContentKeys):
     @abstractmethod
     def on_page_dropped(self, page: i64, account: PageCounters | None) -> None:
         """``page`` has just lost its slot for good. Called during the eviction; the owner may drop further droppable pages
-        of its own that are useless without this one, and must not allocate."""
+        of its own that are useless without this one."""
 
     @abstractmethod
     def drop_victims(self, level: i64, pool_group: i64, wanted: i64, cause: i64, account: PageCounters | None) -> None:

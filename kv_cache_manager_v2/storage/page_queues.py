@@ -34,7 +34,7 @@ def stands_first(storage: PageStorage, page: i64, index: i64) -> bool:
 
 
 def put_back(storage: PageStorage, page: i64, pool_group: i64) -> None:
-    """Into the queue where an unlocked page belongs now, as the most recently used."""
+    """Into the queue where an unlocked page belongs now, as its policy says (LRU: as the most recently used)."""
     level = storage.rows.level(page)
     index = level * storage.num_pool_groups + pool_group
     if storage.rows.num_holds(page) == 0:

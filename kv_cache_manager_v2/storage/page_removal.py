@@ -95,7 +95,7 @@ def drop_with_owner(storage: PageStorage, page: i64, pool_group: i64, cause: i64
 
 
 def drop_victims(storage: PageStorage, level: i64, pool_group: i64, wanted: i64, cause: i64, account: PageCounters | None) -> None:
-    """As `PageOwner` says."""
+    """Drop victims of a queue, what becomes useless with each one too, until ``wanted`` slots are free or it is empty (`PageOwner`)."""
     with storage.changes:
         storage.owner().drop_victims(level, pool_group, wanted, cause, account)
 
@@ -106,13 +106,13 @@ def is_published(storage: PageStorage, page: i64) -> bool:
 
 
 def find_page_below(storage: PageStorage, page: i64, level: i64) -> i64:
-    """As `PageOwner` says."""
+    """A queued page of that level that has to go before this one, since it is useless without it, or NO_PAGE (`PageOwner`)."""
     return storage.owner().find_page_below(page, level)
 
 
 def find_victim(storage: PageStorage, index: i64, is_dropped: bool) -> i64:
     """The droppable page of least value of a queue that has some, to be dropped or to be offloaded. Of one path of the tree the leaf goes
-    first: a page with others below it on its level takes its place behind one of them."""
+    first: a page with others below it on its level is moved behind one of them in the queue."""
     queue = storage.queues[index]
     while True:
         page = queue.first_to_drop() if is_dropped else queue.first()

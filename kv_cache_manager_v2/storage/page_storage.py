@@ -10,7 +10,8 @@ are the table in `page_rows`; the ways from one to another:
     HELD        LOCKED      lock (on level 0; `Onboarding` brings it there)
     LOCKED      HELD        unlock
     HELD        DROPPABLE   release (a published page)
-    HELD        (none)      free_page (a private page, still locked: no other sequence can want it), drop_hold (one that others may hold)
+    LOCKED      (none)      free_page (a private page: no other sequence can want it)
+    HELD        (none)      drop_hold (one that others may hold)
     DROPPABLE   (none)      drop (`page_removal`)
 
 Which page is evicted, and where it goes, is decided by `SlotReclaimer` and `DropOrder`; queues change in `page_queues`, pages go in
@@ -290,7 +291,7 @@ class PageStorage:
     # -- holds and locks ----------------------------------------------------------------------------------------------
 
     def hold(self, page: i64, pool_group: i64, is_use: bool = True) -> None:
-        """One more sequence needs the page; ``is_use``: else it is used only once `use_held_run` of its queue says so."""
+        """One more sequence needs the page. ``is_use``: False where that is no use yet, until `use_held_run` of its queue says so."""
         words = self.rows.words
         place = words[page * ROW_WORDS + PLACE]
         assert holds_of_place(place) < MOST_HOLDS, "a page has more users than its row can count"
@@ -306,7 +307,8 @@ class PageStorage:
                 self.held_queues[index].push(page)
 
     def release(self, page: i64, pool_group: i64, goes_first: bool = False) -> None:
-        """Drop a hold of a published page; the last one makes it droppable, as the most recently used or evict-first."""
+        """Drop a hold of a published page; the last one makes it droppable: as its queue's policy says (LRU: as the most recently used), or
+        evict-first."""
         if self._take_hold_off(page, pool_group):
             queue = self.queues[self.rows.level(page) * self.num_pool_groups + pool_group]
             if goes_first:
@@ -434,7 +436,7 @@ class PageStorage:
             self.set_priority(page, pool_group, priority)
 
     def set_priority(self, page: i64, pool_group: i64, priority: i64) -> None:
-        """A queued page becomes the most recently used of its new priority."""
+        """A queued page changes places: among those of its new priority, as its queue's policy says (LRU: as the most recently used)."""
         words = self.rows.words
         place = words[page * ROW_WORDS + PLACE]
         words[page * ROW_WORDS + PLACE] = add_priority(place, priority - priority_of_place(place))

@@ -6,8 +6,8 @@ happens to them, by the first case that holds:
 
     case                                                                        outcome
     no level below takes pages, and none has a copy of them                     dropped; held ones stay
-    their priority is below ``min_offload_priority``                            dropped
-    they are less likely to be reused than the next level's floor says          dropped
+    they are droppable, and their priority is below ``min_offload_priority``    dropped
+    they are less likely to be reused than ``min_reuse_probability`` says       dropped
     they have copies of their bytes on the next level                           they take the slots of these
     every free slot below holds another page's copy, and they are of the        dropped
     least value from here down
@@ -85,7 +85,7 @@ class SlotReclaimer:
                 assert self._storage.allocators[pool_group].num_free >= needed[pool_group], "no victim where one was counted"
 
     def make_room_or_drop(self, needed: vec[i64], account: PageCounters | None) -> None:
-        """The same, for slots that free ones and droppable pages of level 0 cover: what cannot be moved is dropped."""
+        """The same, where free slots and droppable pages of level 0 are enough, as the caller knows: what cannot be moved is dropped."""
         storage = self._storage
         for pool_group in range(storage.num_pool_groups):
             allocator = storage.allocators[pool_group]
@@ -99,7 +99,7 @@ class SlotReclaimer:
                     self._drop_least(pool_group, 1, CAPACITY, account)
 
     def free_slots(self, level: i64, pool_group: i64, wanted: i64, cause: i64, account: PageCounters | None) -> None:
-        """Make up to ``wanted`` slots of a level free: as many as held pages in the way can be offloaded."""
+        """Free slots of a level until there are ``wanted``: fewer where held pages are in the way and cannot be offloaded."""
         while True:
             missing = wanted - self._count_free(level, level, pool_group)
             if missing <= 0:
@@ -111,8 +111,8 @@ class SlotReclaimer:
                 return
 
     def _count_free(self, level: i64, last: i64, pool_group: i64, is_plain: bool = False) -> i64:
-        """Free slots of these levels; plain ones hold no clean copy. On a durable level copies of pages on warmer levels outlast the pages
-        whose home is there, which are colder: another process needs the copies of a prefix to find what is behind it."""
+        """Free slots of these levels; plain ones hold no clean copy. On a durable level slots with clean copies do not count: another
+        process finds later blocks of a path only through them, so pages that lie there alone go first."""
         storage = self._storage
         count: i64 = 0
         while level <= last:

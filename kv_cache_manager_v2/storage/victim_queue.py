@@ -11,8 +11,8 @@ A page is in the queue from when its last user releases it until a sequence need
     queued     gone       remove (dropped), evict (dropped for another page: a policy may remember its content)
     queued     moving     take_out (to another level), take_victim (offloaded for another page); it is pushed again when it has arrived
 
-Lower priorities (`PageRows`) go first whatever the policy; the policy decides among pages of one priority. All calls cost
-O(1), whatever is queued, and allocate nothing once the columns have grown to the number of pages.
+Lower priorities (`PageRows`) go first whatever the policy; the policy decides among pages of one priority. A call costs
+O(1) for each page of it, whatever is queued.
 """
 
 from abc import ABCMeta, abstractmethod

@@ -1,12 +1,13 @@
 """Pages by what keeping them can be expected to yield, learned from what came back (`HazardModel`).
 
 Pages that a request releases become *segments* (`segment_table`): runs of equal priority and use class, its last block one of its own.
-The next victim is the first page, the one farthest from the root, of the segment of least priority and then least value.
+The next victim is the first page, the one farthest from the root, of the segment of least priority and then least value; what is to be
+dropped while recency does better than values is the oldest segment's (`RecencyShadow`).
 Pages that are to go before all others of their priority are in a list of their own, and nothing is learned of them.
 
-What is gone is remembered as the ghosts of its segment (`SegmentRecords`), for eight times as many pages as there are slots. Of a run,
-they are asked for from the first new block of the path on, until several in a row are unknown: what lies below content that was
-never there was never there either.
+What is gone is remembered as the ghosts of its segment (`SegmentRecords`), for eight times as many pages as there are slots. When a
+run is pushed, its new pages are looked up among them from the root on, until eight in a row are unknown: what lies below content that
+was never there was never there either.
 
 A page's place costs nothing beside its row: all are in one queue, in the order of the values of their segments (`ValueLines`).
 """

@@ -1,6 +1,7 @@
 """What LEARNED has learned, and the segments of a pool group, of all its levels: the model, the clock and what was evicted.
 
-Pages go from a segment's queue to its *ghosts* when they leave the last level: from then on only their content keys are known, those at
+Pages go from a segment's queue to its *ghosts* when they are dropped, or offloaded to a level
+that does not learn: from then on only their content keys are known, those at
 both ends of the run that they are. If that content comes back, the segment has returned.
 
     in a queue   -> in another one   a page moves to another level: a copy of the segment goes on there, as old as it was
@@ -197,7 +198,7 @@ class SegmentRecords:
         """Where recency chooses what is dropped: a segment that it would not have, of little value, or the oldest one where it has all.
         Else, or if none is found, NO_SEGMENT: ``least``, the segment of least value, is to go.
 
-        Not asked for what is offloaded: nothing is lost there, so the account is not concerned.
+        Not asked for what is offloaded to a level that learns: nothing is lost there, so the account is not concerned.
         """
         shadow = self.shadow
         if shadow.is_behind:

@@ -14,8 +14,8 @@ Eight words each, in the order of their age:
 Segment 0 is the sentinel of the age order. A mark per edge of the model's buckets is the oldest segment that has not crossed it:
 all cross it in the order of their age, so no call looks at all of them.
 
-A segment is evicted from its end on, so what is gone of it is one run along a path, which is found by its TOP alone, however long it is: in
-a hash table of chained segments, of as many buckets as there were runs at most (`GrowingBuckets`).
+A segment is evicted from the page farthest from the root on, so what is gone of it is one run along a path, found by its TOP alone,
+however long it is: in a hash table of chained segments, of as many buckets as there were runs at most (`GrowingBuckets`).
 """
 
 from typing import Final, final
