@@ -55,10 +55,10 @@ def test_a_failed_read_is_told_once_behind_it_and_nowhere_else(bench: Bench) -> 
     error = caught.value
     assert (error.path, error.address, error.num_bytes, error.is_write) == ("/nowhere", bench.address(DISK, 1), bench.slot_bytes, False)
     assert os.strerror(errno.EIO) in str(error) and "DISK" in str(error)
-    # Whoever was told: it can still be asked for, once.
+    # The caller has been told of the failed read, which can still be asked for, once.
     assert list(device.take_failed_reads()) == [error]
     assert list(device.take_failed_reads()) == []
-    # The streams went on, and nobody hears of it again.
+    # The streams went on, and no later call reports it.
     for event in (before, behind, far_behind):
         assert device.is_event_done(event)
     device.synchronize_stream(stream)
@@ -121,7 +121,7 @@ def test_a_failed_write_loses_nothing_and_is_remembered(bench: Bench, caplog: py
     assert failure is not None and failure.is_write and failure.path == "/nowhere"
     assert device.disk_failure(other_range.address) is None
     other_range.close()
-    # The sources are somebody else's by now; the bytes come from memory.
+    # Other pages have the source slots by now; the bytes come from memory.
     device.fill(stream, bench.address(GPU, 0), bench.slot_bytes, 0)
     for page in (6, 7, 8, 9):
         ctypes.memset(bench.address(HOST, page), 0, bench.slot_bytes)

@@ -87,7 +87,7 @@ def test_a_failed_read_is_raised_once_after_it(how: str) -> None:
     error = caught.value
     assert (error.path, error.address, error.num_bytes, error.is_write) == ("/somewhere", bench.disk + PAGE, PAGE, False)
     assert "planned" in str(error)
-    # Whoever was told: it can still be asked for, once; not the object that was raised, whose traceback keeps what it met.
+    # The caller has been told; the failed read can still be asked for, once: another object, as a traceback keeps what it met.
     asked = device.take_failed_reads()
     assert [(one.address, one.num_bytes, str(one)) for one in asked] == [(error.address, error.num_bytes, str(error))]
     assert list(device.take_failed_reads()) == []
