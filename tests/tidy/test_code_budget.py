@@ -18,6 +18,8 @@ def test_rooms_keep_their_budgets() -> None:
 
 def test_a_raise_names_its_feature_and_what_it_replaced() -> None:
     for name, room in read_budget(BUDGET.read_text(encoding="utf-8")).items():
+        features = [raised["feature"] for raised in room.get("raised", [])]
+        assert len(set(features)) == len(features) and room["lines"] >= 0, f"{name} has a feature twice, or fewer lines than none"
         for raised in room.get("raised", []):
             assert set(raised) == {"lines", "feature", "replaced"}, f"{name}: {raised}"
             assert raised["lines"] > 0 and raised["feature"] and raised["replaced"], f"{name}: {raised}"
