@@ -3,21 +3,32 @@
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 
-Reply = Callable[[list[bytes]], bytes | None]
+Reply = Callable[[list[bytes]], bytes | Iterable[bytes] | None]
+
+
+def trickling(command: bytes, first: bytes, seconds: float) -> Reply:
+    """Answers to that command, b"" for any, begin so, go on a byte at a time, and never end."""
+
+    def pieces() -> Iterator[bytes]:
+        yield first
+        while True:
+            time.sleep(seconds)
+            yield b"0"
+
+    return lambda words: pieces() if command in (b"", words[0]) else None
 
 
 class FakeServer:
-    """``values``: what it keeps. ``reply``: what is answered instead of the right thing, or None for that. ``delay``: seconds before each
-    answer; ``thawed``: nothing is answered until it is set; ``piece``: so many bytes of an answer at a time, so many seconds apart."""
+    """``values``: what it keeps. ``reply``: what is answered instead of the right thing, or None for that; pieces until ``reply`` is None.
+    ``delay``: seconds before each answer; ``thawed``: nothing is answered until it is set."""
 
     def __init__(self) -> None:
         self.values: dict[bytes, bytes] = {}
         self.reply: Reply | None = None
         self.delay = 0.0
-        self.piece: tuple[int, float] | None = None
         self.thawed = threading.Event()
         self.thawed.set()
         self.commands: list[bytes] = []
@@ -57,19 +68,15 @@ class FakeServer:
                 if self.delay > 0:
                     time.sleep(self.delay)
                 wrong = None if self.reply is None else self.reply(words)
-                self._send(connection, self._answer(words) if wrong is None else wrong)
+                answer = self._answer(words) if wrong is None else wrong
+                for piece in [answer] if isinstance(answer, bytes) else answer:
+                    if wrong is not None and self.reply is None:
+                        return
+                    connection.sendall(piece)
         except (OSError, ValueError):
             return
         finally:
             connection.close()
-
-    def _send(self, connection: socket.socket, answer: bytes) -> None:
-        while self.piece is not None and len(answer) > 0:
-            size, seconds = self.piece
-            connection.sendall(answer[:size])
-            answer = answer[size:]
-            time.sleep(seconds)
-        connection.sendall(answer)
 
     def _answer(self, words: list[bytes]) -> bytes:
         command = words[0]

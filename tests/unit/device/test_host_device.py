@@ -2,7 +2,6 @@
 
 import ctypes
 import resource
-import time
 
 import pytest
 
@@ -24,7 +23,7 @@ def resident_bytes() -> int:
 
 def test_a_tier_larger_than_the_machine_is_mapped_at_once() -> None:
     device = HostDevice()
-    began = time.perf_counter()
+    before = resident_bytes()
     memory = MemoryRange(device, GPU, 1024 * GIB)
     memory.resize(1024 * GIB)
     device.fill(0, memory.address + 1000 * GIB, 4096, 7)
@@ -33,9 +32,8 @@ def test_a_tier_larger_than_the_machine_is_mapped_at_once() -> None:
     memory.resize(1024 * GIB)
     # Given back and mapped anew: the byte is gone.
     assert ctypes.string_at(memory.address + 1000 * GIB, 16) == bytes(16)
+    assert resident_bytes() - before < 16 * MIB
     memory.close()
-    # Microseconds in truth; a second is for a machine that is busy with something else.
-    assert time.perf_counter() - began < 1.0
     device.close()
 
 
