@@ -66,8 +66,11 @@ _NUM_WAITING: Final = NUM_BUCKETS - 1
 
 
 def make_sigmoid_entry(entry: int) -> float:
-    logit = entry / _STEPS_PER_UNIT - _MOST_LOGIT
-    return float(min(max(round(65536.0 / (1.0 + exp(-logit))), 1), 65535))
+    return float(min(max(round(65536.0 / (1.0 + exp(_MOST_LOGIT - entry / _STEPS_PER_UNIT))), 1), 65535))
+
+
+_SIGMOID: Final = [make_sigmoid_entry(entry) * _SCALE for entry in range(_LAST_ENTRY + 1)]
+"""The logistic function, made once: for each manager anew it would be most of what making one takes."""
 
 
 @final
@@ -82,8 +85,7 @@ class HazardModel:
         """Of each weight: the sum of its squared gradients."""
         self._prior: list[float] = [0.0] * _NUM_WEIGHTS
         """Weights that it knows at first."""
-        self._table: Final = vec[float]([make_sigmoid_entry(entry) * _SCALE for entry in range(_LAST_ENTRY + 1)])
-        """The logistic function."""
+        self._table: Final = vec[float](_SIGMOID)
         self._widths: Final = vec[float]([float(EDGES[bucket + 1] - EDGES[bucket]) for bucket in range(NUM_BUCKETS)])
         self._shifts: Final = vec[i64](FEATURE_SHIFTS + HINT_SHIFTS)
         levels = FEATURE_LEVELS + HINT_LEVELS
