@@ -57,17 +57,17 @@ export KVCM
 fingerprint = { $(VENV_PYTHON) -c 'import sys, mypy.version as m; print(sys.version, m.__version__, "$(KV_CACHE_MANAGER_V2_OPT_LEVEL)")'; \
 	find $(1) setup_mypyc.py -type f '(' -name '*.py' -o -name '*.pyi' -o -name '*.[ch]' ')' | LC_ALL=C sort | xargs cksum; }
 
-# $(1): the folder under build; $(2): the sources; $(3): arguments; $(4): how long it takes.
+# $(1): the folder under build; $(2): the sources; $(3): arguments; $(4): how long it takes. Safe beside another make that builds nothing new.
 define build_tree
-	@mkdir -p build && $(call fingerprint,$(2)) > build/$(1).sources.new
-	@if ! cmp -s build/$(1).sources.new build/$(1).sources; then \
+	@mkdir -p build; new=build/$(1).sources.$$$$; $(call fingerprint,$(2)) > $$new; \
+	if ! cmp -s $$new build/$(1).sources; then \
 		rm -rf build/$(1) build/$(1).sources; \
 		echo "building build/$(1): $(4) (log: build/$(1).log)"; \
 		set -o pipefail; $(VENV_PYTHON) setup_mypyc.py --quiet $(3) build --build-lib build/$(1) 2>&1 \
 			| tee build/$(1).log | sed -u -n 's/^progress: /  /p' \
-			|| { cat build/$(1).log; rm -rf build/$(1); exit 1; }; \
-		mv build/$(1).sources.new build/$(1).sources; \
-	else rm build/$(1).sources.new; fi
+			|| { cat build/$(1).log; rm -rf build/$(1) $$new; exit 1; }; \
+		mv $$new build/$(1).sources; \
+	else rm $$new; fi
 endef
 
 interpreted: setup # Only rawref: the rest runs from the sources.

@@ -11,7 +11,7 @@ import inspect
 import logging
 from collections.abc import Callable, Container
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any, TypeVar
@@ -577,9 +577,14 @@ class Call:
     parameters: tuple[Parameter, ...]
 
 
+@cache
+def _parsed(module: str) -> ast.Module:
+    source = Path(library.__file__ or "").parent.parent / (module.replace(".", "/") + ".py")
+    return ast.parse(source.read_text())
+
+
 def _class_node(cls: type) -> ast.ClassDef | None:
-    source = Path(library.__file__ or "").parent.parent / (cls.__module__.replace(".", "/") + ".py")
-    for node in ast.parse(source.read_text()).body:
+    for node in _parsed(cls.__module__).body:
         if isinstance(node, ast.ClassDef) and node.name == cls.__name__:
             return node
     return None
@@ -698,8 +703,7 @@ def find_calls() -> list[Call]:
                 if not issubclass(value, (BaseException, enum.Enum)) and not _is_abstract(value):
                     found.update(calls_of_class(value))
             elif callable(value) and getattr(value, "__module__", "").startswith(library.__name__) and not inspect.isclass(value):
-                source = Path(library.__file__ or "").parent.parent / (value.__module__.replace(".", "/") + ".py")
-                for node in ast.parse(source.read_text()).body:
+                for node in _parsed(value.__module__).body:
                     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
                         found[name] = Call(name, _parameters(node, False))
     return sorted([call for call in found.values() if call.parameters and not _is_left_out(call.name)], key=lambda call: call.name)

@@ -197,6 +197,32 @@ def fuzz_index_buffer(data: bytes) -> None:
         kv_cache.set_base_page_index_buf(0, 1, None)
 
 
+def fuzz_arguments(data: bytes) -> None:
+    """Calls with anything for their arguments."""
+    draw = Draw(data)
+    with manager_of([None, 8]) as manager, run_prompt(manager, [1, 2, 3]) as kv_cache:
+        for _ in range(MAX_ROUNDS):
+            if draw.is_used_up:
+                break
+            first, second, third = draw.anything(), draw.anything(), draw.anything()
+            for call in (
+                lambda: kv_cache.resize(first, second),
+                lambda: kv_cache.get_base_page_indices(first, second),
+                lambda: manager.get_page_stride(first, second),
+                lambda: manager.get_storage_statistics(first),
+                lambda: manager.create_kv_cache(first, second, third).close(),
+                lambda: manager.resize_batch(first, second, third),
+                lambda: manager.commit_batch(first, second),
+                lambda: manager.commit_batch([kv_cache], [first]),
+                lambda: setattr(kv_cache, "cuda_stream", object() if isinstance(first, int) else first),
+            ):
+                try:
+                    call()
+                except REFUSALS as error:
+                    assert refuses(error)
+                manager.check_invariants()
+
+
 def fuzz_journal(data: bytes) -> None:
     """A journal whose configuration is one that can be had, with whatever behind it."""
     with tempfile.TemporaryDirectory() as folder:
@@ -225,6 +251,7 @@ TARGETS: Final[dict[str, Callable[[bytes], None]]] = {
     "trace": fuzz_trace,
     "tokens": fuzz_tokens,
     "index_buffer": fuzz_index_buffer,
+    "arguments": fuzz_arguments,
     "journal": fuzz_journal,
     "event_consumer": fuzz_event_consumer,
 }

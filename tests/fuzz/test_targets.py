@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from .targets import TARGETS, make_seeds, run_target
 
-NUM_DAMAGED = {"journal": 40, "configuration": 60}
+NUM_DAMAGED = {"journal": 40, "configuration": 60, "arguments": 25}
 
 
 @pytest.mark.parametrize("name", TARGETS)
