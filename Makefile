@@ -85,7 +85,7 @@ test: interpreted compiled ## Both builds in under ten minutes on two cores: eve
 	$(INTERPRETED) $(RUN_TESTS) $(QUICK) tests/promises tests/contract
 	$(COMPILED) $(RUN_TESTS) $(QUICK) tests/promises tests/contract tests/unit tests/property tests/simulation
 	@echo "passed: the promises and the devices' contract in both builds; units, properties and a slice of the simulation compiled."
-	@echo "\`make test-all\`, half an hour, adds: all of it interpreted, tests that take seconds (tests/long_tests.txt), packages, engines."
+	@echo "\`make test-all\`, well over half an hour, adds: all of it interpreted, tests that take seconds (tests/long_tests.txt), packages, engines."
 
 test-all: testp testc ## All tests, interpreted and then compiled.
 
