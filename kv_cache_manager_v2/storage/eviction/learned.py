@@ -1,15 +1,25 @@
 """Pages by what keeping them can be expected to yield, learned from what came back (`HazardModel`).
 
 Pages that a request releases become *segments* (`segment_table`): runs of equal priority and use class, its last block one of its own.
-The next victim is the first page, the one farthest from the root, of the segment of least priority and then least value; what is to be
-dropped while recency does better than values is the oldest segment's (`RecencyShadow`).
-Pages that are to go before all others of their priority are in a list of their own, and nothing is learned of them.
+Pages that are to go before all others of their priority stand in front of all segments of it, and nothing is learned of them.
+
+Who is the next victim: `SlotReclaimer` asks `page_removal.find_victim` for the first page in a level's queue with no page of its path
+below it there. The queue's answer, `first` for a page that is offloaded to a level that learns, `first_to_drop` for one that is lost:
+
+    values decide       the first row of the list of least priority (`EvictionQueue.first`). That list has the lines of all values one
+                        behind the other, least value first, so this is the first page, the one farthest from the root, of the segment of
+                        least value
+    recency decides     only over what is lost, and only while recency does better than values (`RecencyShadow`): the first page of an old
+                        segment of little value (`SegmentRecords.find_oldest`)
+    in either case      a windowed page goes after its block's leading page (`BlockMates`): it changes places, and the next is looked at
+
+`LearnedQueue` is a `RequestRuns`, which teaches the model by what comes back and splits what is released into segments, that is a
+`ValueLines`, which keeps the segments in the order of their values, and that an `EvictionQueue`, LRU's list: a page's place costs nothing
+beside its row.
 
 What is gone is remembered as the ghosts of its segment (`SegmentRecords`), for eight times as many pages as there are slots. When a
 run is pushed, its new pages are looked up among them from the root on, until eight in a row are unknown: what lies below content that
 was never there was never there either.
-
-A page's place costs nothing beside its row: all are in one queue, in the order of the values of their segments (`ValueLines`).
 """
 
 from typing import Final, final
@@ -361,7 +371,7 @@ class LearnedQueue(RequestRuns):
     def _find_first(self, is_dropped: bool) -> i64:
         mates = self.records.block_mates
         while True:
-            page = super().first()
+            page = super().first()  # of `EvictionQueue`: the least value
             if page == NO_VICTIM or self.stands_first(page):
                 return page
             if is_dropped:
