@@ -75,7 +75,7 @@ class TierWorker(CopyWorker):
     def __init__(self, kv_cache: torch.Tensor, kv_cache_config: Any, extra_config: dict[str, Any]) -> None:
         num_blocks = kv_cache_config.num_blocks
         sizes = read_sizes(extra_config, kv_cache_config)
-        counts = [num_blocks, *sizes, 1]
+        counts = [num_blocks, *sizes, 2]
         super().__init__([(count,) for count in counts])
         self._device: Final = kv_cache.device
         self._pinned: Final[list[torch.Tensor]] = []

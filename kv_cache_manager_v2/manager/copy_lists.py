@@ -25,22 +25,23 @@ class CopyLists:
         num_groups = int(storage.num_pool_groups)
         counts = [int(group.allocator.first_slot + group.allocator.num_slots) for group in storage.pool_groups]
         layout = [tuple(counts[begin : begin + num_groups]) for begin in range(0, len(counts), num_groups)]
-        places: list[tuple[int, tuple[int, int, int, int]]] = []
+        places: list[tuple[int, tuple[int, int, int, int, int]]] = []
         for index, group in enumerate(storage.pool_groups):
             for pool, base in enumerate(group.base_addresses):
-                places.append((int(base), (index // num_groups, index % num_groups, pool, int(group.slot_bytes[pool]))))
+                places.append((int(base), (index // num_groups, index % num_groups, pool, int(group.slot_bytes[pool]), 0)))
         if len(layout) > 1:
-            # Below the last level: the slot through which full levels swap.
+            # Below the last level: the two slots through which full levels swap.
             for index, addresses in enumerate(mover.bounce.addresses()):
-                for pool, base in enumerate(addresses):
-                    places.append((base, (len(layout), index, pool, 1)))
-            layout.append((1,) * num_groups)
+                num_pools = len(addresses) // 2
+                for number, base in enumerate(addresses):
+                    places.append((base, (len(layout), index, number % num_pools, 1, number // num_pools)))
+            layout.append((2,) * num_groups)
         places.sort()
         self.layout: Final[tuple[tuple[int, ...], ...]] = tuple(layout)
         self._bases: Final[list[int]] = [base for base, _ in places]
         """First addresses of all pools, ascending."""
-        self._places: Final[list[tuple[int, int, int, int]]] = [place for _, place in places]
-        """Level, pool group, pool and bytes of a slot there."""
+        self._places: Final[list[tuple[int, int, int, int, int]]] = [place for _, place in places]
+        """Level, pool group, pool, bytes of a slot there, and the first slot."""
         self._done: Final[list[int]] = [0] * num_workers
         """By worker, the last list that it reported."""
         self._lost = 0
@@ -97,8 +98,8 @@ class CopyLists:
     def _find(self, address: int) -> tuple[int, int, int, int]:
         """Level, pool group, pool and slot."""
         index = bisect_right(self._bases, address) - 1
-        level, pool_group, pool, slot_bytes = self._places[index]
-        return level, pool_group, pool, (address - self._bases[index]) // slot_bytes
+        level, pool_group, pool, slot_bytes, first = self._places[index]
+        return level, pool_group, pool, first + (address - self._bases[index]) // slot_bytes
 
     def _require_none_lost(self) -> None:
         if self._lost > 0:

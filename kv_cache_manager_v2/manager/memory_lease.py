@@ -54,8 +54,7 @@ def open_storage(
     mover = PageMover(device, order, storage.pool_groups, storage.num_pool_groups, storage.num_levels, packer)
     if len(levels) > 1:
         try:
-            packed = [() if codec is None else layout.slot_bytes(index, 1) * 2 for index in range(layout.num_pool_groups)]
-            mover.bounce.open([(*layout.slot_bytes(index), *packed[index]) for index in range(layout.num_pool_groups)])
+            mover.bounce.open(layout)
             if packer is not None:
                 largest = max([layout.slot_bytes_total(index, 1) for index in range(layout.num_pool_groups)])
                 for number, level in enumerate(levels):

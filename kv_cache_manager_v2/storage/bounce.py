@@ -1,9 +1,9 @@
-"""The bounce slot: one slot of host memory for each pool group, outside every quota. Where two levels are full, pages swap through it.
+"""The bounce slots: host memory for two pages of each pool group, outside every quota. Where two levels are full, pages swap through it.
 
-Where a codec packs pages there are three: both pages are saved as they are before either is packed or unpacked, so that an exchange that
-is undone leaves the bytes that there were, and the page that is packed waits in the third, as a codec reaches no disk.
+Both pages are saved as they are before either is overwritten, so that an exchange that is undone leaves the bytes that there were. Where a
+codec packs pages, the page that is packed waits in a third slot, as a codec reaches no disk.
 
-Without it a suspended sequence whose pages lie below could never be onboarded again while every level is full of pages that
+Without them a suspended sequence whose pages lie below could never be onboarded again while every level is full of pages that
 must stay.
 """
 
@@ -16,6 +16,7 @@ from ..base.errors import StorageIOError
 from ..base.ids import CacheTier
 from ..device.memory_range import MemoryRange
 from ..device.port import CopyBatch, Device
+from ..layout.slot_layout import SlotLayout
 from ..pools.pool_group import PoolGroup
 from .page_packer import PagePacker
 
@@ -30,43 +31,23 @@ class BounceSlots:
         self._device: Final = device
         self._packer: Final = packer
         self._ranges: Final[list[list[MemoryRange]]] = []
-        """By pool group and pool; with a packer, two for packed pages behind them."""
+        """By pool group: for each pool of level 0, for each one below it, and, with a packer, for what is packed."""
 
-    def open(self, slot_bytes: list[tuple[int, ...]]) -> None:
-        try:
-            for group_bytes in slot_bytes:
-                ranges: list[MemoryRange] = []
-                self._ranges.append(ranges)
-                for num_bytes in group_bytes:
-                    memory = MemoryRange(self._device, CacheTier.HOST_MEM, num_bytes)
-                    ranges.append(memory)
-                    memory.resize(num_bytes)
-        except BaseException:
-            self.close()
-            raise
+    def open(self, layout: SlotLayout) -> None:
+        """An error leaves what `close` releases."""
+        for pool_group in range(layout.num_pool_groups):
+            ranges: list[MemoryRange] = []
+            self._ranges.append(ranges)
+            for num_bytes in layout.slot_bytes(pool_group) + layout.slot_bytes(pool_group, 1) * (1 if self._packer is None else 2):
+                memory = MemoryRange(self._device, CacheTier.HOST_MEM, num_bytes)
+                ranges.append(memory)
+                memory.resize(num_bytes)
 
     def addresses(self) -> list[list[int]]:
-        """By pool group and pool."""
+        """By pool group, of its ranges."""
         return [[memory.address for memory in ranges] for ranges in self._ranges]
 
-    def swap(self, stream: int, pool_group: i64, low: PoolGroup, low_slot: i64, high: PoolGroup, high_slot: i64, waits: bool) -> None:
-        """Enqueue the exchange; where the device refuses a copy, the exchange is undone and its error raised.
-
-        An assertion fails where it refuses to undo it as well: then bytes of a held page are lost, and the manager is broken.
-        ``waits``: not before what ``low`` holds was read for certain.
-        """
-        pool: i64 = 0
-        try:
-            while pool < len(low.slot_bytes):
-                self._swap_pool(stream, pool_group, pool, low, low_slot, high, high_slot, waits)
-                pool += 1
-        except AssertionError:
-            raise
-        except Exception as error:
-            self._swap_back(stream, pool_group, pool, low, low_slot, high, high_slot, error)
-            raise
-
-    def swap_packed(
+    def swap(
         self,
         stream: int,
         pool_group: i64,
@@ -78,105 +59,46 @@ class BounceSlots:
         rising: i64,
         sinking: i64,
     ) -> None:
-        """`swap` where a codec packs pages: ``rising`` comes from below, ``sinking`` goes there."""
-        packer = self._packer
-        assert packer is not None
+        """Enqueue the exchange: the page ``rising`` comes from below, ``sinking`` goes there. Where the device refuses a copy, the exchange
+        is undone and its error raised. ``waits``: not before what ``low`` holds was read for certain."""
         ranges = self._ranges[pool_group]
-        num_pools = len(high.slot_bytes)
-        num_bytes = low.slot_bytes[0]
-        address = low.base_addresses[0] + low_slot * num_bytes
-        saved, packed = ranges[num_pools].address, ranges[num_pools + 1].address
-        for pool in range(num_pools):
-            size = high.slot_bytes[pool]
-            self._copy(stream, CacheTier.HOST_MEM, ranges[pool].address, high.tier, high.base_addresses[pool] + high_slot * size, size)
+        saved = ranges[len(high.slot_bytes) :]
+        self._copy(stream, high, high_slot, ranges, False)
         if waits:
             self._wait(stream)
-        self._copy(stream, CacheTier.HOST_MEM, saved, low.tier, address, num_bytes)
+        self._copy(stream, low, low_slot, saved, False)
         if waits:
             self._device.synchronize_stream(stream)
         is_written = False
+        packer = self._packer
         try:
-            packer.pack(stream, vec[i64]([sinking]), high, vec[i64]([high_slot]), vec[i64]([i64(packed)]))
-            packer.unpack(stream, vec[i64]([rising]), high, vec[i64]([high_slot]), vec[i64]([i64(saved)]))
+            if packer is None:
+                self._copy(stream, high, high_slot, saved, True)
+            else:
+                packer.pack(stream, vec[i64]([sinking]), high, vec[i64]([high_slot]), vec[i64]([i64(saved[1].address)]))
+                packer.unpack(stream, vec[i64]([rising]), high, vec[i64]([high_slot]), vec[i64]([i64(saved[0].address)]))
             is_written = True
-            self._copy(stream, low.tier, address, CacheTier.HOST_MEM, packed, num_bytes)
+            self._copy(stream, low, low_slot, ranges if packer is None else saved[1:], True)
         except Exception as error:
-            self._put_back_saved(stream, pool_group, low, low_slot, high, high_slot, is_written, error)
+            self.undo_swap(stream, pool_group, low, low_slot, high, high_slot, is_written, error)
             raise
 
-    def _put_back_saved(
+    def undo_swap(
         self, stream: int, pool_group: i64, low: PoolGroup, low_slot: i64, high: PoolGroup, high_slot: i64, is_written: bool, why: Exception
     ) -> None:
-        """Both slots as they were before `swap_packed`; that of ``low`` if it may have been written to. What reads it is waited for."""
+        """Both slots as they were before `swap`, that of ``low`` if it may have been written to; what reads it is waited for.
+
+        An assertion fails where the device refuses that as well: then bytes of a held page are lost, and the manager is broken.
+        """
         ranges = self._ranges[pool_group]
-        num_bytes = low.slot_bytes[0]
         try:
-            for pool in range(len(high.slot_bytes)):
-                size = high.slot_bytes[pool]
-                self._copy(stream, high.tier, high.base_addresses[pool] + high_slot * size, CacheTier.HOST_MEM, ranges[pool].address, size)
+            self._copy(stream, high, high_slot, ranges, True)
             if is_written:
                 if low.tier == CacheTier.DISK:
                     self._wait(stream)
-                saved = ranges[len(high.slot_bytes)].address
-                self._copy(stream, low.tier, low.base_addresses[0] + low_slot * num_bytes, CacheTier.HOST_MEM, saved, num_bytes)
+                self._copy(stream, low, low_slot, ranges[len(high.slot_bytes) :], True)
         except Exception:
-            raise _describe_lost_bytes(why) from why
-
-    def undo_swap(
-        self, stream: int, pool_group: i64, low: PoolGroup, low_slot: i64, high: PoolGroup, high_slot: i64, why: Exception
-    ) -> None:
-        """After a `swap` or `swap_packed` that was enqueued. An assertion fails as there."""
-        if self._packer is not None:
-            self._put_back_saved(stream, pool_group, low, low_slot, high, high_slot, True, why)
-        else:
-            self._swap_back(stream, pool_group, len(low.slot_bytes), low, low_slot, high, high_slot, why)
-
-    def _swap_back(
-        self, stream: int, pool_group: i64, num_pools: i64, low: PoolGroup, low_slot: i64, high: PoolGroup, high_slot: i64, why: Exception
-    ) -> None:
-        """Swapped again, what was swapped is back: the first pools. Disk reads for it are waited for: no later call looks at them."""
-        is_disk = low.tier == CacheTier.DISK
-        try:
-            while num_pools > 0:
-                num_pools -= 1
-                self._swap_pool(stream, pool_group, num_pools, low, low_slot, high, high_slot, is_disk)
-        except Exception:
-            raise _describe_lost_bytes(why) from why
-
-    def _swap_pool(
-        self, stream: int, pool_group: i64, pool: i64, low: PoolGroup, low_slot: i64, high: PoolGroup, high_slot: i64, waits: bool
-    ) -> None:
-        num_bytes = low.slot_bytes[pool]
-        bounce_address: i64 = self._ranges[pool_group][pool].address
-        low_address = low.base_addresses[pool] + low_slot * num_bytes
-        high_address = high.base_addresses[pool] + high_slot * num_bytes
-        if waits:
-            self._wait(stream)
-        self._copy(stream, CacheTier.HOST_MEM, bounce_address, low.tier, low_address, num_bytes)
-        if waits:
-            self._device.synchronize_stream(stream)
-        try:
-            self._copy(stream, low.tier, low_address, high.tier, high_address, num_bytes)
-        except Exception as error:
-            try:
-                self._copy(stream, low.tier, low_address, CacheTier.HOST_MEM, bounce_address, num_bytes)
-            except Exception:
-                raise _describe_lost_bytes(error) from error
-            raise
-        try:
-            self._copy(stream, high.tier, high_address, CacheTier.HOST_MEM, bounce_address, num_bytes)
-        except Exception as error:
-            is_disk = low.tier == CacheTier.DISK
-            try:
-                if is_disk:
-                    self._wait(stream)
-                self._copy(stream, high.tier, high_address, low.tier, low_address, num_bytes)
-                if is_disk:
-                    self._device.synchronize_stream(stream)
-                self._copy(stream, low.tier, low_address, CacheTier.HOST_MEM, bounce_address, num_bytes)
-            except Exception:
-                raise _describe_lost_bytes(error) from error
-            raise
+            raise AssertionError(f"the device refused to swap two pages, and to undo what it had done of it: {why!r}") from why
 
     def _wait(self, stream: int) -> None:
         """For all that is enqueued. A read that failed before is not raised, lest it is taken for one behind: `DiskReads` hears of it from
@@ -186,17 +108,18 @@ class BounceSlots:
         except StorageIOError:
             return
 
-    def _copy(self, stream: int, target_tier: CacheTier, target: i64, source_tier: CacheTier, source: i64, num_bytes: i64) -> None:
-        batch = CopyBatch(target_tier, source_tier, num_bytes)
-        batch.add(target, source)
-        self._device.copy_batch(stream, batch)
+    def _copy(self, stream: int, group: PoolGroup, slot: i64, memories: list[MemoryRange], is_back: bool) -> None:
+        """A slot to these ranges, one for each pool; or back from there."""
+        for pool in range(len(group.slot_bytes)):
+            num_bytes = group.slot_bytes[pool]
+            address = group.base_addresses[pool] + slot * num_bytes
+            memory: i64 = memories[pool].address
+            batch = CopyBatch(group.tier if is_back else CacheTier.HOST_MEM, CacheTier.HOST_MEM if is_back else group.tier, num_bytes)
+            batch.add(address if is_back else memory, memory if is_back else address)
+            self._device.copy_batch(stream, batch)
 
     def close(self) -> None:
         for ranges in self._ranges:
             for memory in ranges:
                 memory.close()
         self._ranges.clear()
-
-
-def _describe_lost_bytes(error: Exception) -> AssertionError:
-    return AssertionError(f"the device refused to swap two pages, and to undo what it had done of it: {error!r}")

@@ -1,6 +1,6 @@
 """Onboarding of held pages to a level, in waves: what fits is onboarded in batches, which frees slots below, and so on.
 
-Where nothing is free on any level, a page swaps with one of level 0 through the bounce slot. `RoomCount` has said before that
+Where nothing is free on any level, a page swaps with one of level 0 through the bounce slots. `RoomCount` has said before that
 all of it fits. The caller has taken the pages, and those of its own that must not be chosen as victims, out of their
 queues; they stay out.
 """

@@ -135,24 +135,21 @@ class PageMover:
 
     def swap(self, pool_group: i64, level: i64, low_slot: i64, high_slot: i64, verify: bool, rising: i64, sinking: i64) -> i64:
         """Enqueue the exchange of a slot of ``level`` with one of level 0, full of the pages ``rising`` and ``sinking``, through the bounce
-        slot.
+        slots.
 
         Returns the point after it. `PageMoveError` if the device refuses; then the slots hold what they held, in stream
         order, from a mark of ``timeline(1, 0)`` on. ``verify``: wait for what is read from a disk before it is relied on.
         """
         high = self._pool_groups[pool_group]
         low = self._pool_groups[level * self._num_pool_groups + pool_group]
-        # All swaps on one stream: the next one finds the bounce slot free.
+        # All swaps on one stream: the next one finds the bounce slots free.
         timeline = self.timeline(1, 0)
         self._order.wait(timeline, low.allocator.ready[low_slot])
         self._order.wait(timeline, high.allocator.ready[high_slot])
         stream = self._order.stream_of(timeline)
         try:
             waits = verify and low.tier == CacheTier.DISK
-            if self.packer is not None:
-                self.bounce.swap_packed(stream, pool_group, low, low_slot, high, high_slot, waits, rising, sinking)
-            else:
-                self.bounce.swap(stream, pool_group, low, low_slot, high, high_slot, waits)
+            self.bounce.swap(stream, pool_group, low, low_slot, high, high_slot, waits, rising, sinking)
         except AssertionError:
             raise
         except Exception as error:
@@ -163,7 +160,7 @@ class PageMover:
             return self._order.mark(timeline)
         except Exception as refused:
             # No stream could wait for it.
-            self.bounce.undo_swap(stream, pool_group, low, low_slot, high, high_slot, refused)
+            self.bounce.undo_swap(stream, pool_group, low, low_slot, high, high_slot, True, refused)
             raise
 
     def close(self) -> None:

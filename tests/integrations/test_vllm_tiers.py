@@ -65,7 +65,7 @@ def test_blocks_get_where_the_list_says(layout: str, most: int, tmp_path: Path, 
     allocation = torch.tensor([chance.randrange(-128, 128) for _ in range(size)], dtype=torch.int8)
     options = {"host_bytes": 5 * row_bytes + 1, "disk_bytes": 9 * row_bytes, "disk_path": str(tmp_path)}
     worker = vllm_tiers.TierWorker(allocation[size // 2 :], make_cache(layout), options)
-    assert worker.layout == ((BLOCKS,), (5,), (9,), (1,)) and not list(tmp_path.iterdir())
+    assert worker.layout == ((BLOCKS,), (5,), (9,), (2,)) and not list(tmp_path.iterdir())
 
     def read(block: int) -> list[int]:
         return allocation[list_positions(layout, block)].tolist()
@@ -82,7 +82,7 @@ def test_blocks_get_where_the_list_says(layout: str, most: int, tmp_path: Path, 
                 contents[target] = contents[source]
         worker.execute(number, copies)
         assert [read(block) for block in range(BLOCKS)] == [contents[0, block] for block in range(BLOCKS)]
-    assert len(contents) == BLOCKS + 5 + 9 + 1
+    assert len(contents) == BLOCKS + 5 + 9 + 2
     worker.close()
 
 

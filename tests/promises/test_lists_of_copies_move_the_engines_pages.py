@@ -168,7 +168,7 @@ def test_no_page_is_published_before_the_list_of_its_step() -> None:
 def test_lists_out_of_order_are_named_before_anything_changes() -> None:
     with KVCacheManager(listing_config()) as manager:
         worker = Worker(manager)
-        assert manager.copy_layout == ((8,), (12,), (1,))
+        assert manager.copy_layout == ((8,), (12,), (2,))
         with pytest.raises(CopyListError, match="reports list 1 .*0 is the last"):
             manager.report_copies(1, 0, worker.layout)
         assert manager.take_copies(0) == (1, []) and manager.take_copies(1) == (2, [])

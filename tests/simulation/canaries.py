@@ -357,8 +357,7 @@ CANARIES = (
     ),
     Canary(
         "swap does not bring the second page back",
-        "storage/bounce.py", "BounceSlots._swap_pool",
-        "self._copy(stream, high.tier, high_address, CacheTier.HOST_MEM, bounce_address, num_bytes)",
+        "storage/bounce.py", "BounceSlots.swap", "self._copy(stream, high, high_slot, saved, True)",
     ),
     Canary(
         "packed page is not unpacked",
