@@ -17,7 +17,7 @@ import errno
 import json
 import os
 from collections.abc import Generator
-from typing import Final, final
+from typing import Any, Final, final
 
 
 from ..base.errors import LogicError, StorageIOError
@@ -25,19 +25,16 @@ from ..base.package_log import PackageLog
 from ..device.checksum import hash_bytes
 from ..device.file_bytes import read_named, write_file
 from ..device.file_port import FilePort
+from .folder_identity import IDENTITY_NAME, encode_identity, parse_identity
 from .folder_lock import name_holder, take_lock
-from .folder_parts import PART_NAME, FolderParts, read_object, replace_file
+from .folder_parts import PART_NAME, FolderParts, replace_file
 from .index_files import load_present, load_state, number_of
 from .index_snapshot import IndexSnapshot
 from .index_state import IndexState
 from .record_format import MAGIC, frame
 from .snapshot_file import SnapshotFile
 
-FORMAT: Final = 2
-FORMAT_OF_PARTS: Final = 4
-"""The format of a level on several paths."""
 FOLDER_PREFIX: Final = "kvcm-"
-IDENTITY_NAME: Final = "identity.json"
 
 _logger: Final = PackageLog("kv_cache_manager_v2")
 
@@ -125,52 +122,34 @@ class CacheFolder:
             ) from None
 
     def _require_identity(self, identity: str, layout: str) -> None:
-        path = os.path.join(self.path, IDENTITY_NAME)
-        ours = {"format": FORMAT, "identity": json.loads(identity), "layout": json.loads(layout)}
+        """Join the level that is there, or make it."""
         try:
             self.parts.require_no_part()
+            # To open a file is to make it, and what is refused is left as it is.
+            is_there = IDENTITY_NAME in self.files.names(self.path)
+            data = read_named(self.files, os.path.join(self.path, IDENTITY_NAME)) if is_there else b""
+            parts = self._join(data, json.loads(identity), json.loads(layout)) if len(data) > 0 else self._make()
         except ValueError as error:
             raise self._foreign(str(error)) from error
-        data = b""
-        if IDENTITY_NAME in self.files.names(self.path):  # to open a file is to make it, and what is refused is left as it is
-            data = read_named(self.files, path)
-        if len(data) > 0:
-            theirs = read_object(data)
-            if theirs is None:
-                raise self._foreign("identity.json there cannot be read, so what it has is unknown")
-            parts = theirs.get("parts")
-            expected_format = FORMAT_OF_PARTS if isinstance(parts, dict) else FORMAT
-            if theirs.get("format") != expected_format:
-                raise self._foreign(
-                    f"it has format {theirs.get('format')}, and this release reads format {expected_format} only; the release that made it "
-                    "still reads it"
-                )
-            for key in ("identity", "layout"):
-                if theirs.get(key) != ours[key]:
-                    raise self._foreign(f"it has another {key}: {json.dumps(theirs.get(key))}, not {json.dumps(ours[key])}")
-            try:
-                self.parts.join(parts)
-            except (KeyError, TypeError) as missing:
-                raise self._foreign("identity.json there does not say which parts it has, so what it has is unknown") from missing
-            except ValueError as error:
-                raise self._foreign(str(error)) from error
-            moved = self.parts.note_paths(parts) if isinstance(parts, dict) else None
-            if moved is not None:
-                theirs["parts"] = moved
-                replace_file(self.files, self.path, IDENTITY_NAME, json.dumps(theirs, indent=1).encode())
-            return
+        if parts is not None:
+            replace_file(self.files, self.path, IDENTITY_NAME, encode_identity(json.loads(identity), json.loads(layout), parts))
+
+    def _join(self, data: bytes, identity: dict[str, Any], layout: dict[str, Any]) -> dict[str, Any] | None:
+        """What identity.json is to say of the parts; None if it says so already. `ValueError` if it is another level's."""
+        found = parse_identity(data)
+        for what, theirs, ours in (("identity", found[0], identity), ("layout", found[1], layout)):
+            if theirs != ours:
+                raise ValueError(f"it has another {what}: {json.dumps(theirs)}, not {json.dumps(ours)}")
+        self.parts.join(found[3])
+        return self.parts.note_paths(found[3])
+
+    def _make(self) -> dict[str, Any]:
+        """What identity.json is to say of the parts. `ValueError` if something is there."""
         if self.is_read_only:
-            raise self._foreign("identity.json there is empty, so what it has is unknown")
+            raise ValueError("identity.json there is empty, so what it has is unknown")
         if len([name for name in self.files.names(self.path) if number_of(name) >= 0]) > 0:
-            raise self._foreign("it has an index and no identity.json, so what it has is unknown")
-        try:
-            made = self.parts.create()
-        except ValueError as error:
-            raise self._foreign(str(error)) from error
-        if made is not None:
-            ours["format"] = FORMAT_OF_PARTS
-            ours["parts"] = made
-        replace_file(self.files, self.path, IDENTITY_NAME, json.dumps(ours, indent=1).encode())
+            raise ValueError("it has an index and no identity.json, so what it has is unknown")
+        return self.parts.create()
 
     def _foreign(self, reason: str) -> ValueError:
         return ValueError(

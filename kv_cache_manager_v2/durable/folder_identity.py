@@ -1,13 +1,18 @@
-"""What identity.json in a durable level's folder says, read without changing it: whose it is, its slots, and where its parts are."""
+"""What identity.json in a durable level's folder says: its format, whose it is, its slots, and where its parts are."""
 
+import json
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from ..device.file_bytes import read_named
 from ..device.file_port import FilePort
-from .cache_folder import FORMAT, FORMAT_OF_PARTS, IDENTITY_NAME
 from .folder_parts import describe_part, read_object, read_part
+
+IDENTITY_NAME: Final = "identity.json"
+_FORMAT: Final = 2
+_FORMAT_OF_PARTS: Final = 4
+"""The format of a level on several paths."""
 
 
 def read_parts(files: FilePort, path: str) -> dict[str, Any]:
@@ -43,6 +48,7 @@ def find_part_fault(files: FilePort, folders: list[str], parts: dict[str, Any], 
 
 
 def read_identity(files: FilePort, path: str) -> tuple[dict[str, Any], dict[str, Any], list[list[int]], dict[str, Any]]:
+    """`parse_identity` of the folder's; nothing is changed."""
     name = os.path.join(path, IDENTITY_NAME)
     try:
         data = read_named(files, name)
@@ -51,14 +57,33 @@ def read_identity(files: FilePort, path: str) -> tuple[dict[str, Any], dict[str,
         if part is not None:
             raise ValueError(describe_part(part)) from None
         raise ValueError("there is no identity.json, so what it has is unknown") from None
+    return parse_identity(data)
+
+
+def encode_identity(identity: dict[str, Any], layout: dict[str, Any], parts: dict[str, Any]) -> bytes:
+    """``parts``: empty for a level on one path."""
+    described = {"format": _FORMAT, "identity": identity, "layout": layout}
+    if len(parts) > 0:
+        described["format"] = _FORMAT_OF_PARTS
+        described["parts"] = parts
+    return json.dumps(described, indent=1).encode()
+
+
+def parse_identity(data: bytes) -> tuple[dict[str, Any], dict[str, Any], list[list[int]], dict[str, Any]]:
+    """Identity, layout, the bytes of slots by pool group and pool, and the parts, empty for a level on one path. `ValueError` if it does
+    not say so, or has another format."""
     described = read_object(data)
     if described is None:
         raise ValueError("identity.json there cannot be read, so what it has is unknown")
     parts = described.get("parts", {})
     if not isinstance(parts, dict) or (len(parts) > 0 and not _are_parts(parts)):
         raise ValueError("identity.json there does not say which parts it has, so what it has is unknown")
-    if described.get("format") != (FORMAT if len(parts) == 0 else FORMAT_OF_PARTS):
-        raise ValueError(f"it has format {described.get('format')}, and this release reads format {FORMAT}")
+    expected = _FORMAT if len(parts) == 0 else _FORMAT_OF_PARTS
+    if described.get("format") != expected:
+        raise ValueError(
+            f"it has format {described.get('format')}, and this release reads format {expected} only; the release that made it still "
+            "reads it"
+        )
     identity = described.get("identity")
     layout = described.get("layout")
     if not isinstance(identity, dict) or not isinstance(layout, dict):

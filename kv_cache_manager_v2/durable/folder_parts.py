@@ -64,10 +64,10 @@ class FolderParts:
         if len(taken) > 0:
             raise ValueError(f"{folder} belongs to another durable level: it has {', '.join(sorted(taken)[:4])} already")
 
-    def create(self) -> dict[str, Any] | None:
-        """Make the parts of a new level; returns what identity.json says of them, None for a single path."""
+    def create(self) -> dict[str, Any]:
+        """Make the parts of a new level; returns what identity.json says of them, nothing for a single path."""
         if len(self.folders) == 1:
-            return None
+            return {}
         for folder in self.folders[1:]:
             self._files.make_folder(folder)
             self._lock(folder)
@@ -88,13 +88,13 @@ class FolderParts:
                 replace_file(self._files, folder, PART_NAME, json.dumps(part, indent=1).encode())
         return {"set": self._set, "paths": self._paths}
 
-    def join(self, recorded: object) -> None:
+    def join(self, recorded: dict[str, Any]) -> None:
         """Open the parts of a level that is there. ``recorded``: what identity.json says of them."""
-        if not isinstance(recorded, dict):
+        if len(recorded) == 0:
             if len(self.folders) > 1:
                 raise ValueError(f"it was made with one path, and {len(self.folders)} are given: give {self._paths[0]} alone")
             return
-        recorded_paths = [str(path) for path in recorded["paths"]]
+        recorded_paths: list[str] = recorded["paths"]
         if len(recorded_paths) != len(self.folders):
             raise ValueError(
                 f"it was made with {len(recorded_paths)} paths, {', '.join(recorded_paths)}, and {len(self.folders)} "

@@ -7,8 +7,7 @@ from typing import Final
 
 from ..base.errors import LogicError
 from ..device.file_port import FilePort
-from .cache_folder import IDENTITY_NAME
-from .folder_identity import find_part_fault, list_part_folders, read_parts
+from .folder_identity import IDENTITY_NAME, find_part_fault, list_part_folders, read_parts
 from .folder_lock import LOCK_NAME, name_holder
 from .folder_parts import PART_NAME
 from .index_files import number_of

@@ -13,8 +13,8 @@ from typing import Any, Final, final
 from ..base.value import Value
 from ..device.file_port import FilePort
 from ..device.stripe import Stripe, make_stripe
-from ..durable.cache_folder import FOLDER_PREFIX, IDENTITY_NAME, CacheFolder, folder_name
-from ..durable.folder_identity import find_part_fault, list_part_folders, read_identity, read_parts
+from ..durable.cache_folder import FOLDER_PREFIX, CacheFolder, folder_name
+from ..durable.folder_identity import IDENTITY_NAME, find_part_fault, list_part_folders, read_identity, read_parts
 from ..durable.folder_lock import LOCK_NAME, name_holder
 from ..durable.folder_parts import describe_part, read_part
 from ..durable.index_files import load_present
