@@ -177,13 +177,8 @@ class SlotAllocator:
 
     # -- slots that stand aside ---------------------------------------------------------------------------------------
 
-    def set_aside(self, slot: i64) -> None:
-        """A slot in use is free, and is not handed out until `end_aside`."""
-        self.num_aside += 1
-        self.num_free += 1
-
-    def set_many_aside(self, count: i64) -> None:
-        """`set_aside` for so many slots."""
+    def set_aside(self, count: i64) -> None:
+        """So many slots in use are free, and are not handed out until `end_aside`."""
         self.num_aside += count
         self.num_free += count
 

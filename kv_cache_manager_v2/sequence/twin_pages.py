@@ -13,7 +13,7 @@ from typing import Final, final
 
 from mypy_extensions import i64
 
-from ..storage.page_handover import take_twin
+from ..storage.page_handover import replace_page
 from ..storage.page_storage import PageStorage
 from ..storage.page_owner import TwinOwner
 from .transfer_leases import TransferLeases
@@ -71,7 +71,7 @@ class TwinPages(TwinOwner):
         self._forget(twin)
         storage = self._storage
         with storage.changes:
-            take_twin(storage, page, twin, storage.pool_group_of_page(page))
+            replace_page(storage, twin, page, storage.pool_group_of_page(page), True)
             self._leases.record_moved(twin, page, (page - storage.rows.first_page_of_blocks) % storage.rows.num_life_cycles)
         return True
 

@@ -50,14 +50,8 @@ class _Lines:
 
     def add_all(self, ring: i64, pages: vec[i64]) -> None:
         """`add` each, in order."""
-        links = self._links.words
-        last = links[ring] >> 32
         for page in pages:
-            node = page + self._num_rings
-            links[node] = ring | (last << 32)
-            links[last] = ((links[last] >> 32) << 32) | node
-            last = node
-        links[ring] = (links[ring] & LOW_MASK) | (last << 32)
+            self.add(ring, page)
 
     def remove(self, page: i64) -> None:
         links = self._links.words
@@ -69,19 +63,9 @@ class _Lines:
 
     def renew(self, ring: i64, page: i64) -> None:
         """`remove` and `add` again."""
-        links = self._links.words
-        node = page + self._num_rings
-        last = links[ring] >> 32
-        if last == node:
-            return
-        both = links[node]
-        after = both & LOW_MASK
-        before = both >> 32
-        links[before] = ((links[before] >> 32) << 32) | after
-        links[after] = (links[after] & LOW_MASK) | (before << 32)
-        links[node] = ring | (last << 32)
-        links[last] = ((links[last] >> 32) << 32) | node
-        links[ring] = (links[ring] & LOW_MASK) | (node << 32)
+        if self._links.words[ring] >> 32 != page + self._num_rings:
+            self.remove(page)
+            self.add(ring, page)
 
     def oldest(self, ring: i64) -> i64:
         """NO_PAGE where there is none."""
@@ -132,13 +116,7 @@ class CleanCopies:
     def keep(self, page: i64, index: i64, slot: i64, read_point: i64) -> None:
         """A slot in use is free from now on, and holds a copy of the page. ``read_point``: of a copy that was written down."""
         self.forget(page)
-        lines = self._lines
-        assert lines is not None, "a copy is kept, and there is one level"
-        lines.add(index, page)
-        self._places.words[page] = slot | (index << 32)
-        self._read_points.words[page] = read_point
-        self._allocators[index].set_aside(slot)
-        self.num_copies += 1
+        self.keep_all(vec[i64]([page]), index, vec[i64]([slot]), read_point)
 
     def keep_all(self, pages: vec[i64], index: i64, slots: vec[i64], read_point: i64) -> None:
         """`keep` each of the pages, in order; none of them has a copy."""
@@ -152,7 +130,7 @@ class CleanCopies:
             places[page] = slots[position] | (index << 32)
             read_points[page] = read_point
             position += 1
-        self._allocators[index].set_many_aside(position)
+        self._allocators[index].set_aside(position)
         self.num_copies += position
 
     def read_point(self, page: i64) -> i64:

@@ -7,6 +7,7 @@ from mypy_extensions import i64
 
 from ..base.ids import CacheTier
 from ..device.port import CopyBatch
+from .page_fill import fill_slots
 from .page_storage import PageStorage
 
 
@@ -47,11 +48,7 @@ def copy_slots_at_once(storage: PageStorage, pool_groups: vec[i64], sources: vec
 
 def clear_page(storage: PageStorage, page: i64, pool_group: i64, stream: int) -> None:
     """Enqueue zeros for all bytes of a page on level 0 that the stream's sequence has locked."""
-    slot = storage.rows.slot(page)
-    group = storage.pool_groups[pool_group]
-    for pool in range(len(group.slot_bytes)):
-        num_bytes = group.slot_bytes[pool]
-        storage.device.fill(stream, group.base_addresses[pool] + slot * num_bytes, num_bytes, 0)
+    fill_slots(storage.device, stream, storage.pool_groups[pool_group], storage.rows.slot(page), 1, 0)
 
 
 def clear_slots(storage: PageStorage, pool_group: i64, begin: i64, end: i64) -> None:
@@ -60,8 +57,5 @@ def clear_slots(storage: PageStorage, pool_group: i64, begin: i64, end: i64) -> 
         return
     group = storage.pool_groups[pool_group]
     stream = storage.device.default_stream()
-    first = group.allocator.first_slot + begin
-    for pool in range(len(group.slot_bytes)):
-        num_bytes = group.slot_bytes[pool]
-        storage.device.fill(stream, group.base_addresses[pool] + first * num_bytes, int((end - begin) * num_bytes), 0)
+    fill_slots(storage.device, stream, group, group.allocator.first_slot + begin, end - begin, 0)
     storage.device.synchronize_stream(stream)

@@ -35,6 +35,13 @@ _NO_TIMELINE: Final = -1
 _logger: Final = PackageLog("kv_cache_manager_v2")
 
 
+def fill_slots(device: Device, stream: int, group: PoolGroup, first: i64, count: i64, value: int) -> None:
+    """Enqueue that each byte of so many slots, from the slot ``first`` on, gets that value."""
+    for pool in range(len(group.slot_bytes)):
+        num_bytes = group.slot_bytes[pool]
+        device.fill(stream, group.base_addresses[pool] + first * num_bytes, int(count * num_bytes), value)
+
+
 def clear_at_start(device: Device, pool_groups: list[PoolGroup]) -> None:
     """Zeros in every null slot, and in all slots where the device's memory does not begin as zeros. Waits for it."""
     if not device.has_memory:
@@ -45,11 +52,9 @@ def clear_at_start(device: Device, pool_groups: list[PoolGroup]) -> None:
         num_slots = group.allocator.first_slot
         if not device.is_software:
             num_slots += group.allocator.num_slots
-        pool: i64 = 0
-        while pool < len(group.slot_bytes) and num_slots > 0:
-            device.fill(stream, group.base_addresses[pool], num_slots * group.slot_bytes[pool], 0)
+        if num_slots > 0:
+            fill_slots(device, stream, group, 0, num_slots, 0)
             is_enqueued = True
-            pool += 1
     if is_enqueued:
         device.synchronize_stream(stream)
 
@@ -98,11 +103,8 @@ class PageFiller:
 
     def _fill(self, stream: int, pool_group: i64, slot: i64) -> None:
         """As far as the device does it: a pattern for debugging stops nothing."""
-        group = self._pool_groups[pool_group]
         try:
-            for pool in range(len(group.slot_bytes)):
-                num_bytes = group.slot_bytes[pool]
-                self._device.fill(stream, group.base_addresses[pool] + slot * num_bytes, num_bytes, self._value)
+            fill_slots(self._device, stream, self._pool_groups[pool_group], slot, 1, self._value)
         except Exception as error:
             _record_refusal(error)
 

@@ -44,9 +44,9 @@ def move_page(storage: PageStorage, source: i64, target: i64) -> None:
 
 
 def replace_page(storage: PageStorage, ours: i64, theirs: i64, pool_group: i64, is_use: bool) -> None:
-    """A published page that no active sequence has locked goes on in the slot of an equal locked page on level 0.
+    """A published page that no active sequence has locked goes on in the slot of an equal locked page on level 0, with its holds and locks.
 
-    ``is_use``: as for `PageStorage.hold`.
+    ``is_use``: as for `PageStorage.hold`; of no matter where the page is in no queue.
     """
     words = storage.rows.words
     place = words[theirs * ROW_WORDS + PLACE]
@@ -77,25 +77,6 @@ def replace_page(storage: PageStorage, ours: i64, theirs: i64, pool_group: i64, 
     storage.reads.forget(ours)
     if storage.sink is not None and level > GPU:
         storage.sink.on_page_moved(theirs, level, GPU)
-
-
-def take_twin(storage: PageStorage, page: i64, twin: i64, pool_group: i64) -> None:
-    """A published page on level 0 that is in no queue goes on in the slot of an equal locked page, with its holds and locks too."""
-    words = storage.rows.words
-    place = words[page * ROW_WORDS + PLACE]
-    twin_place = words[twin * ROW_WORDS + PLACE]
-    num_twin_holds = holds_of_place(twin_place)
-    assert level_of_place(place) == GPU and words[page * ROW_WORDS + LINKS] == NOT_QUEUED, "a page was replaced that is in use"
-    assert words[twin * ROW_WORDS + LINKS] < NOT_QUEUED, "a page was replaced by one that is not locked"
-    assert holds_of_place(place) + num_twin_holds <= MOST_HOLDS, "a page has more users than its row can count"
-    storage.slots.free_slot(pool_group, place & LOW_MASK, _leave_slot(storage, page, pool_group, GPU))
-    words[page * ROW_WORDS + PLACE] = moved_place(place, GPU, twin_place & LOW_MASK) + num_twin_holds * ONE_HOLD
-    words[page * ROW_WORDS + LINKS] = words[twin * ROW_WORDS + LINKS]
-    words[twin * ROW_WORDS + PLACE] = NO_PAGE
-    words[twin * ROW_WORDS + LINKS] = NOT_QUEUED
-    storage.reads.forget(page)
-    storage.record_copy(twin, page)
-    storage.reads.forget(twin)
 
 
 def _leave_slot(storage: PageStorage, page: i64, index: i64, level: i64) -> i64:

@@ -33,24 +33,18 @@ def stands_first(storage: PageStorage, page: i64, index: i64) -> bool:
     return storage.rows.num_holds(page) == 0 and storage.queues[index].stands_first(page)
 
 
-def put_back(storage: PageStorage, page: i64, pool_group: i64) -> None:
-    """Into the queue where an unlocked page belongs now, as its policy says (LRU: as the most recently used)."""
+def put_back(storage: PageStorage, page: i64, pool_group: i64, goes_first: bool = False) -> None:
+    """Into the queue where an unlocked page belongs now, as its policy says (LRU: as the most recently used), or as the next to go."""
     level = storage.rows.level(page)
     index = level * storage.num_pool_groups + pool_group
-    if storage.rows.num_holds(page) == 0:
-        storage.queues[index].push(page)
-    elif level < storage.last_level:
-        storage.held_queues[index].push(page)
-
-
-def put_back_first(storage: PageStorage, page: i64, pool_group: i64) -> None:
-    """`put_back`, as the next to go."""
-    level = storage.rows.level(page)
-    index = level * storage.num_pool_groups + pool_group
-    if storage.rows.num_holds(page) == 0:
-        storage.queues[index].push_first(page)
-    elif level < storage.last_level:
-        storage.held_queues[index].push_first(page)
+    is_held = storage.rows.num_holds(page) > 0
+    if is_held and level == storage.last_level:
+        return
+    queue = storage.held_queues[index] if is_held else storage.queues[index]
+    if goes_first:
+        queue.push_first(page)
+    else:
+        queue.push(page)
 
 
 def defer(storage: PageStorage, index: i64, page: i64, below: i64) -> None:

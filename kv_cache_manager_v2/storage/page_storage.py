@@ -85,7 +85,6 @@ class PageStorage:
         "num_pool_groups", "num_levels", "last_level", "num_locked", "num_evicted", "counters", "last_cause", "digest",
         "last_refusal", "num_refusals", "sink", "drop_watch", "twin_owner", "reads", "copies", "closed", "changes", "durable",
         "learning", "packs_with_loss", "unpacked", "_keys", "level_orders", "has_one_order", "least_chances", "_records", "_policies",
-        "_num_sentinels_used",
     )  # fmt: skip
 
     def __init__(
@@ -105,7 +104,7 @@ class PageStorage:
         self.last_level: Final[i64] = len(levels) - 1
         self.pool_group_of: Final = vec[i64](layout.pool_group_indices)  # pool group of each life cycle
         num_places = layout.num_pool_groups * len(levels)
-        self.rows: Final = PageRows(layout.num_life_cycles, (NUM_SENTINELS + NUM_PRIORITIES) * num_places)
+        self.rows: Final = PageRows(layout.num_life_cycles, (NUM_PRIORITIES + NUM_SENTINELS) * num_places)
         self.digest: Final = DecisionDigest()
         self.slots: Final = SlotStore(device, order, layout, self.digest)  # the memory; the next three are its own
         self.pool_groups: Final[list[PoolGroup]] = self.slots.pool_groups
@@ -142,7 +141,6 @@ class PageStorage:
         """By level: `min_reuse_probability`, 0.0 for none."""
         self.has_one_order: Final[bool] = all_learn and len(levels) > 1 and self.durable is None
         """Whether the page of least value is dropped wherever it lies: all of several levels are LEARNED, and none is durable."""
-        self._num_sentinels_used = 0
         self._add_levels(levels, num_null_slots)
         self.closed: Final = ClosedLevels(device, self.pool_groups, layout.num_pool_groups)
         if debug_fill is not None:
@@ -160,13 +158,16 @@ class PageStorage:
 
     def _add_level(self, level: LevelSlots, num_null_slots: int) -> None:
         self.slots.add_level(level, num_null_slots)
-        for index in range(self.layout.num_pool_groups):
-            num_slots = level.num_slots[index]
-            sentinel = self._num_sentinels_used
-            self.held_queues.append(EvictionQueue(self.rows, sentinel))
-            sentinel += NUM_PRIORITIES
-            self.queues.append(make_queue(level.eviction_policy, self.rows, sentinel, self._keys, num_slots, self._records[index]))
-            self._num_sentinels_used = sentinel + NUM_SENTINELS
+        for _pool_group in range(self.layout.num_pool_groups):
+            index = len(self.queues)
+            self.held_queues.append(EvictionQueue(self.rows, _first_sentinel(index)))
+            self.queues.append(self._make_queue(index))
+
+    def _make_queue(self, index: i64) -> VictimQueue:
+        level, pool_group = index // self.num_pool_groups, index % self.num_pool_groups
+        sentinel = _first_sentinel(index) + NUM_PRIORITIES
+        num_slots = self.allocators[index].num_slots
+        return make_queue(self._policies[level], self.rows, sentinel, self._keys, num_slots, self._records[pool_group])
 
     def renew_queues(self) -> None:
         """All eviction queues are as they were made: nothing is queued, remembered or learned. No sequence was made yet."""
@@ -175,16 +176,8 @@ class PageStorage:
         for number, old in enumerate(self._records):
             self._records[number] = SegmentRecords(self.learning, old.pages_per_block, old.block_mates)
             self.level_orders[number] = LevelOrder(self.rows, self._records[number])
-        sentinel = 0
-        index = 0
-        for policy in self._policies:
-            for pool_group in range(int(self.num_pool_groups)):
-                sentinel += NUM_PRIORITIES
-                self.queues[index] = make_queue(
-                    policy, self.rows, sentinel, self._keys, self.allocators[index].num_slots, self._records[pool_group]
-                )
-                sentinel += NUM_SENTINELS
-                index += 1
+        for index in range(len(self.queues)):
+            self.queues[index] = self._make_queue(index)
 
     @property
     def learns(self) -> bool:
@@ -355,14 +348,20 @@ class PageStorage:
 
     def unlock(self, page: i64, pool_group: i64, timeline: i64, mark: i64) -> None:
         """Drop a lock; the next user of the slot waits for ``mark``, a fresh mark of ``timeline``, too."""
-        if self._drop_lock(page, pool_group, timeline, mark):
+        self.advance_ready(page, pool_group, timeline, mark)
+        self.unlock_at_rest(page, pool_group)
+
+    def unlock_at_rest(self, page: i64, pool_group: i64) -> None:
+        """Drop a lock whose owner does nothing with the bytes any more."""
+        if self._take_lock_off(page, pool_group):
             twins = self.twin_owner
             if (twins is None or not twins.take_over(page)) and self.last_level > 0:
                 self.held_queues[pool_group].push(page)
 
     def unlock_and_release(self, page: i64, pool_group: i64, timeline: i64, mark: i64) -> None:
         """Drop a lock and the hold that goes with it, of a published page."""
-        is_unlocked = self._drop_lock(page, pool_group, timeline, mark)
+        self.advance_ready(page, pool_group, timeline, mark)
+        is_unlocked = self._take_lock_off(page, pool_group)
         words = self.rows.words
         place = words[page * ROW_WORDS + PLACE] - ONE_HOLD
         assert place >= 0, "a hold was released twice"
@@ -375,19 +374,16 @@ class PageStorage:
         elif is_unlocked and self.last_level > 0:
             self.held_queues[pool_group].push(page)
 
-    def _drop_lock(self, page: i64, pool_group: i64, timeline: i64, mark: i64) -> bool:
+    def _take_lock_off(self, page: i64, pool_group: i64) -> bool:
         """Whether it was the last one; then the page is in no queue."""
         words = self.rows.words
         links = words[page * ROW_WORDS + LINKS] - ONE_LOCK
         assert links <= NOT_QUEUED, "a page was unlocked twice"
         words[page * ROW_WORDS + LINKS] = links
-        slot = words[page * ROW_WORDS + PLACE] & LOW_MASK
-        ready = self.allocators[pool_group].ready
-        ready[slot] = self.order.advance(ready[slot], timeline, mark)
-        if links == NOT_QUEUED:
-            self.num_locked[pool_group] -= 1
-            return True
-        return False
+        if links != NOT_QUEUED:
+            return False
+        self.num_locked[pool_group] -= 1
+        return True
 
     def share_locked_page(self, page: i64) -> i64:
         """One more hold and lock, for a sequence on the stream of one that has the page locked; returns the slot id."""
@@ -409,18 +405,6 @@ class PageStorage:
             words[page * ROW_WORDS + PLACE] = NO_PAGE
             self.reads.forget(page)
             self.slots.free_slot(index, slot, self.allocators[index].ready[slot])
-
-    def unlock_at_rest(self, page: i64, pool_group: i64) -> None:
-        """Drop a lock whose owner does nothing with the bytes any more."""
-        words = self.rows.words
-        links = words[page * ROW_WORDS + LINKS] - ONE_LOCK
-        assert links <= NOT_QUEUED, "a page was unlocked twice"
-        words[page * ROW_WORDS + LINKS] = links
-        if links == NOT_QUEUED:
-            self.num_locked[pool_group] -= 1
-            twins = self.twin_owner
-            if (twins is None or not twins.take_over(page)) and self.last_level > 0:
-                self.held_queues[pool_group].push(page)
 
     def advance_ready(self, page: i64, pool_group: i64, timeline: i64, mark: i64) -> None:
         """The next user of the slot waits for ``mark``, a fresh mark of ``timeline``, too."""
@@ -445,3 +429,8 @@ class PageStorage:
             (self.queues[index] if place < ONE_HOLD else self.held_queues[index]).requeue(page)
         if self.sink is not None:
             self.sink.on_priority_changed(page, priority_of_place(place), priority)
+
+
+def _first_sentinel(index: i64) -> i64:
+    """The first row of the queues of that index: those of held pages come first, those of droppable ones behind them."""
+    return index * (NUM_PRIORITIES + NUM_SENTINELS)

@@ -25,7 +25,7 @@ from .page_storage import PageStorage
 @final
 class PagesOut:
     __slots__ = (
-        "stream", "last", "_device", "_order", "_storage", "_timeline", "_batches", "_indices", "_slots", "_count", "_packer", "_unpacked"
+        "stream", "last", "_device", "_order", "_storage", "_timeline", "_batches", "_indices", "_slots", "_packer", "_unpacked"
     )  # fmt: skip
 
     _timeline: Final[i64]
@@ -41,8 +41,7 @@ class PagesOut:
         """One for each tier and size of pool slots."""
         self._indices = vec[i64]()
         self._slots = vec[i64]()
-        """Where the collected pages are: the first ``_count`` of both."""
-        self._count: i64 = 0
+        """Where the collected pages are."""
         self.last: i64 = NO_POINT
         """The point behind all copies so far."""
         self.stream: Final[int] = storage.device.create_stream()
@@ -65,14 +64,8 @@ class PagesOut:
             self._unpacked[index].append((int(page), int(slot), int(target)))
         else:
             self._batch(group, packer.packed_bytes(page)).add(target, group.base_addresses[0] + slot * group.slot_bytes[0])
-        count = self._count
-        if count < len(self._slots):
-            self._indices[count] = index
-            self._slots[count] = slot
-        else:
-            self._indices = append(self._indices, index)
-            self._slots = append(self._slots, slot)
-        self._count = count + 1
+        self._indices = append(self._indices, index)
+        self._slots = append(self._slots, slot)
 
     def _batch(self, group: PoolGroup, num_bytes: i64) -> CopyBatch:
         for batch in self._batches:
@@ -87,7 +80,7 @@ class PagesOut:
         order = self._order
         timeline = self._timeline
         allocators = self._storage.allocators
-        count = self._count
+        count = len(self._slots)
         known = NO_POINT  # pages of one step have one point
         try:
             for position in range(count):
@@ -129,7 +122,8 @@ class PagesOut:
 
     def discard(self) -> None:
         """Forget what was collected."""
-        self._count = 0
+        self._indices = vec[i64]()
+        self._slots = vec[i64]()
         for batch in self._batches:
             batch.clear()
         for unpacked in self._unpacked:

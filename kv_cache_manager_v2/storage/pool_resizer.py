@@ -9,10 +9,9 @@ from typing import Final, final
 from librt.vecs import append, vec
 from mypy_extensions import i64
 
-from ..base.ids import CacheTier
-from ..device.stream_order import NO_POINT, StreamOrder
+from ..device.stream_order import NO_POINT
 from ..events.removal_cause import SHRUNK
-from .page_mover import PageMover, describe_lost_copies
+from .page_mover import PageMover
 from .page_rows import LOW_MASK, PLACE, ROW_WORDS
 from .page_storage import PageStorage
 from .room_count import RoomCount
@@ -23,22 +22,17 @@ NOT_MOVED: Final = -1
 
 @final
 class PoolResizer:
-    __slots__ = ("_storage", "_count", "_room", "_mover", "_order", "limit", "moved_to", "_pages", "_sources", "_targets")
+    __slots__ = ("_storage", "_count", "_room", "_mover", "limit", "moved_to")
 
     def __init__(self, storage: PageStorage, count: RoomCount, room: SlotReclaimer, mover: PageMover) -> None:
         self._storage: Final = storage
         self._count: Final = count
         self._room: Final = room
         self._mover: Final = mover
-        self._order: Final[StreamOrder] = storage.order
         self.limit: i64 = 0
         """The limit of the latest `relocate`: the first slot behind the new end."""
         self.moved_to = vec[i64]()
         """By slot from ``limit`` on: where its page moved, or NOT_MOVED."""
-        self._pages = vec[i64]()
-        """The pages that moved, from where, to where."""
-        self._sources = vec[i64]()
-        self._targets = vec[i64]()
 
     def count_must_stay(self, level: i64, pool_group: i64) -> i64:
         """Slots that the level cannot do without: those of pages that may neither be dropped nor be offloaded for want of room."""
@@ -67,35 +61,29 @@ class PoolResizer:
         index = level * storage.num_pool_groups + pool_group
         allocator = storage.allocators[index]
         limit = allocator.first_slot + num_slots
-        self._collect(level, pool_group, limit)
-        pages = self._pages
-        sources = self._sources
-        targets = self._targets
+        pages = self._collect(level, pool_group, limit)
         count: i64 = len(pages)
+        moves = self._room.moves
+        moves.begin(count)
         if count > 0:
             # A device that has no stream says so before anything changes.
             self._mover.timeline(level, level)
         # All memory that this takes is taken by now, but for the copies' own.
         allocator.begin_shrink(num_slots)
-        for position in range(count):
-            targets[position] = allocator.allocate()
         if count == 0:
             return NO_POINT
         try:
-            point = self._mover.move(pool_group, level, sources, level, targets, count, pages)
-            group = storage.pool_groups[index]
-            if group.tier == CacheTier.DISK:
-                storage.reads.record(point, level, group, pages, sources, count)
+            for page in pages:
+                moves.add(page, index)
+            point = moves.enqueue(pool_group, level, level)
         except BaseException:
-            try:
-                self._undo(index, level, count)
-            except Exception as error:
-                raise describe_lost_copies(error) from error
+            moves.undo(level, pool_group, level)
+            allocator.cancel_shrink()
             raise
+        words = storage.rows.words
         for position in range(count):
-            target = targets[position]
-            source = sources[position]
-            words = storage.rows.words
+            target = moves.targets[position]
+            source = moves.sources[position]
             words[pages[position] * ROW_WORDS + PLACE] = (words[pages[position] * ROW_WORDS + PLACE] & ~LOW_MASK) | target
             allocator.ready[target] = point
             allocator.ready[source] = point
@@ -104,22 +92,11 @@ class PoolResizer:
         storage.counters.record_copied(level, level, pool_group, count)
         return point
 
-    def _undo(self, index: i64, level: i64, count: i64) -> None:
-        allocator = self._storage.allocators[index]
-        timeline = self._mover.timeline(level, level)
-        point = self._order.mark(timeline)
-        for position in range(count - 1, -1, -1):
-            target = self._targets[position]
-            source = self._sources[position]
-            allocator.free(target, self._order.advance(allocator.ready[target], timeline, point))
-            allocator.ready[source] = self._order.advance(allocator.ready[source], timeline, point)
-        allocator.cancel_shrink()
-
-    def _collect(self, level: i64, pool_group: i64, limit: i64) -> None:
+    def _collect(self, level: i64, pool_group: i64, limit: i64) -> vec[i64]:
+        """The pages behind that limit."""
         storage = self._storage
         rows = storage.rows
         pages = vec[i64]()
-        sources = vec[i64]()
         for page in range(rows.first_page_of_blocks, rows.num_rows):
             if (
                 storage.pool_group_of_page(page) == pool_group
@@ -128,10 +105,7 @@ class PoolResizer:
                 and rows.slot(page) >= limit
             ):
                 pages = append(pages, page)
-                sources = append(sources, rows.slot(page))
         allocator = storage.allocators[level * storage.num_pool_groups + pool_group]
         self.limit = limit
         self.moved_to = vec[i64]([NOT_MOVED] * (allocator.first_slot + allocator.num_slots - limit))
-        self._pages = pages
-        self._sources = sources
-        self._targets = vec[i64]([0] * len(pages))
+        return pages

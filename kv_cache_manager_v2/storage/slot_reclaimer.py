@@ -34,7 +34,7 @@ from .drop_order import NO_LEVEL, DropOrder
 from .move_batch import MoveBatch
 from .page_mover import PageMover
 from .page_owner import ANY_LEVEL
-from .page_queues import put_back, put_back_first, stands_first, take_out_victim
+from .page_queues import put_back, stands_first, take_out_victim
 from .page_removal import drop_victims, drop_with_owner, find_page_below, find_victim, place_page
 from .page_rows import LOW_MASK, NO_PAGE
 from .page_storage import GPU, PageStorage
@@ -332,13 +332,13 @@ class SlotReclaimer:
                 put_back(self._storage, victim & LOW_MASK, pool_group)
         for position in range(len(victims) - 1, -1, -1):
             if (victims[position] & ~LOW_MASK) == kind + _EVICT_FIRST:
-                put_back_first(self._storage, victims[position] & LOW_MASK, pool_group)
+                put_back(self._storage, victims[position] & LOW_MASK, pool_group, True)
 
     def _put_back(self, victims: vec[i64], pool_group: i64, moved: i64) -> None:
         """The device refused: victims that have not ``moved`` (`_HAS_COPY`, or 0: none has) are the next ones again, in their order."""
         for position in range(len(victims) - 1, -1, -1):
             if (victims[position] & moved) == 0:
-                put_back_first(self._storage, victims[position] & LOW_MASK, pool_group)
+                put_back(self._storage, victims[position] & LOW_MASK, pool_group, True)
 
     def _has_good_copy(self, page: i64, index: i64) -> bool:
         """Whether the page has a copy there; one whose read has failed is forgotten."""

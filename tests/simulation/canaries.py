@@ -59,8 +59,8 @@ CANARIES = (
     ),
     Canary(
         "a reader that leaves is forgotten",
-        "storage/page_storage.py", "PageStorage._drop_lock",
-        "ready[slot] = self.order.advance(ready[slot], timeline, mark)",
+        "storage/page_storage.py", "PageStorage.unlock",
+        "self.advance_ready(page, pool_group, timeline, mark)",
     ),
     Canary(
         "published page is ready before it is written",

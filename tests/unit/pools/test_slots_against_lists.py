@@ -134,11 +134,7 @@ class Work:
 
     def set_aside(self) -> None:
         slots = self.pick(self.plain.used)[:4]
-        if self.choices.random() < 0.5:
-            self.allocator.set_many_aside(len(slots))
-        else:
-            for slot in slots:
-                self.allocator.set_aside(slot)
+        self.allocator.set_aside(len(slots))
         self.plain.used.difference_update(slots)
         self.plain.aside.update(slots)
 
