@@ -64,12 +64,15 @@ def compute_root_digest(lora_id: int | None, salt: int | str | None) -> bytes:
     return hashlib.sha256(encode_scope(lora_id, salt)).digest()
 
 
-def encode_tokens(tokens: Sequence[TokenIdExt]) -> bytes:
-    """The bytes of the tokens that are hashed. Two different token lists never have the same bytes: each item says where it ends."""
+def encode_tokens(tokens: Sequence[TokenIdExt], has_lengths: bool = True) -> bytes:
+    """The bytes of the tokens that are hashed. Two different token lists never have the same bytes: each item says where it ends.
+
+    ``has_lengths``: False for TensorRT-LLM's v2 names, in which digests have no lengths.
+    """
     parts: list[bytes] = []
     for token in tokens:
         if isinstance(token, bytes):
-            parts.append(DIGEST_TAG + len(token).to_bytes(8, "little") + token)
+            parts.append(DIGEST_TAG + (len(token).to_bytes(8, "little") if has_lengths else b"") + token)
         else:
             parts.append(token.to_bytes(4, "little"))
     return b"".join(parts)

@@ -22,7 +22,7 @@ from .block_digest import (
     encode_key,
     encode_tokens,
 )
-from .engine_hashes import V1_BYTES, V1_ROOT, compute_v1_hash, compute_v2_root, encode_v2_tokens
+from .engine_hashes import V1_BYTES, V1_ROOT, compute_v1_hash, compute_v2_root
 
 
 @final
@@ -101,7 +101,7 @@ class BlockNode:
         return compute_root_digest(self._lora_id, self._salt)
 
     def _encode_v2(self) -> bytes:
-        return encode_key(self._key) if self._mixed is None else encode_v2_tokens(self._mixed)
+        return encode_key(self._key) if self._mixed is None else encode_tokens(self._mixed, False)
 
     def _compute_v1(self, parent: bytes) -> bytes:
         """``parent``: what the parent node keeps."""

@@ -20,7 +20,6 @@ from ..base.ids import TokenIdExt
 
 _WORD: Final = (1 << 64) - 1
 _HALF: Final = (1 << 32) - 1
-_TAG: Final = b"\xff\xff\xff\xff"
 
 V1_BYTES: Final = 8
 V1_ROOT: Final = bytes(V1_BYTES)
@@ -41,13 +40,6 @@ def encode_v2_scope(lora_id: int | None, salt: int | str | None) -> bytes:
             mask |= 1 << bit
             words += (value & _WORD).to_bytes(8, "little")
     return bytes([mask]) + words
-
-
-def encode_v2_tokens(tokens: Sequence[TokenIdExt]) -> bytes:
-    parts: list[bytes] = []
-    for token in tokens:
-        parts.append(_TAG + token if isinstance(token, bytes) else token.to_bytes(4, "little"))
-    return b"".join(parts)
 
 
 def compute_v2_root(lora_id: int | None, salt: int | str | None) -> bytes:

@@ -21,10 +21,11 @@ from ..base.errors import CorruptedError
 from ..base.fair_turns import FairTurns
 from .event_assembler import EventAssembler
 from .event_snapshot import KVCacheEventSnapshot
-from .kv_cache_event import KVCacheCreatedData, KVCacheEvent, KVCacheEventData, KVCacheRemovedData, KVCacheStoredData
+from .kv_cache_event import KVCacheCreatedData, KVCacheEvent, KVCacheRemovedData, KVCacheStoredData, KVCacheUpdatedData
 from .log_batch import LogBatch
 
 EVENT_TYPES: Final = ("created", "stored", "removed", "updated")
+_DATA_TYPES: Final = (KVCacheCreatedData, KVCacheStoredData, KVCacheRemovedData, KVCacheUpdatedData)
 
 
 @final
@@ -124,7 +125,7 @@ class EventBacklog:
             self._assemble(True)
             events = self._assembler.drain()
             for event in events:
-                self.num_drained[_find_type(event.data)] += 1
+                self.num_drained[_DATA_TYPES.index(type(event.data))] += 1
         return events
 
     def snapshot(self) -> KVCacheEventSnapshot:
@@ -132,11 +133,3 @@ class EventBacklog:
             self._assemble(True)
             snapshot = KVCacheEventSnapshot(self._assembler.next_event_id - 1, self._assembler.snapshot())
         return snapshot
-
-
-def _find_type(data: KVCacheEventData) -> i64:
-    if isinstance(data, KVCacheStoredData):
-        return 1
-    if isinstance(data, KVCacheRemovedData):
-        return 2
-    return 0 if isinstance(data, KVCacheCreatedData) else 3

@@ -1,5 +1,24 @@
 """The log of published pages' changes, as integers: all that a call on the manager pays for events.
 
+The code that changes a published page calls the matching method right there. `PageStorage.sink` is None without events, and the test
+for None is then the whole cost. The log never calls back, never fails, decides nothing:
+
+    on_root_made         a reuse scope gets its root
+    on_block_published   a full block joined the tree; its pages follow, each with on_page_published
+    on_page_published    a page of a block in the tree exists now: with its block, or added to it later
+    on_run_published     both, for a path of full blocks
+    on_page_moved        the page's bytes are on another cache level now
+    on_priority_changed
+    on_page_removed      the page is gone; or its block is private to a sequence again
+    on_pages_removed     the same for many
+    on_block_removed     the block left the tree, after its pages
+    on_path_removed      both, for a path of blocks
+    on_root_removed
+    on_levels_resized    pool groups have another number of slots
+
+Blocks are full, unless the log `wants_partial_blocks`. Changes of other blocks' pages are reported too, and ignored. A page is named by
+its page id, a block by its first page id, a root by a negative number that is never used again.
+
 `log_batch` says what a word means. Nothing is hashed or merged here: `EventAssembler` does that, later and elsewhere.
 
 The log keeps two marks, so that each page of a full block is announced once until it is removed, and no page of a partial block is:
@@ -31,7 +50,6 @@ from .log_batch import (
     RUN_PUBLISHED,
     LogBatch,
 )
-from .page_events import PageEventSink
 from .published_run import PublishedRun
 from .removal_cause import UNREACHABLE
 
@@ -43,9 +61,9 @@ MAX_WORDS: Final = 1 << 17
 
 
 @final
-class EventLog(PageEventSink):
+class EventLog:
     __slots__ = (
-        "_backlog", "_words", "_num_words", "_objects", "_num_pages", "_marks", "_first_page", "_num_life_cycles", "_wants_partial_blocks",
+        "_backlog", "_words", "_num_words", "_objects", "_num_pages", "_marks", "_first_page", "_num_life_cycles", "wants_partial_blocks",
         "_num_batches", "_num_pages_before", "_unsent",
     )  # fmt: skip
 
@@ -61,16 +79,13 @@ class EventLog(PageEventSink):
         """By page id, from the first page of the first block on."""
         self._first_page: Final = first_page
         self._num_life_cycles: Final = num_life_cycles
-        self._wants_partial_blocks: Final = wants_partial_blocks
+        self.wants_partial_blocks: Final = wants_partial_blocks
+        """Whether partial blocks are to be announced as well."""
         self._num_batches: i64 = 0
         self._num_pages_before: i64 = 0
         """Entries about pages that were handed over."""
         self._unsent: LogBatch | None = None
         """A batch whose handing over has begun and not returned."""
-
-    @property
-    def wants_partial_blocks(self) -> bool:
-        return self._wants_partial_blocks
 
     def hand_over(self) -> None:
         """Hand all entries since the last time to the drainers. Interrupted anywhere, the next call hands over what this one has not."""
@@ -137,6 +152,7 @@ class EventLog(PageEventSink):
         self._record(ROOT_REMOVED | (-root << ID_SHIFT))
 
     def on_block_published(self, block: i64, parent: i64, key: bytes, mixed: list[TokenIdExt] | None) -> None:
+        """``key``: the tokens as packed int32; ``mixed``: the tokens as the user gave them, if a digest is among them."""
         marks = self._reach(block)
         at = block - self._first_page
         assert marks[at] == 0, "a block was announced twice"
@@ -149,6 +165,7 @@ class EventLog(PageEventSink):
             self._objects.append(mixed)
 
     def on_run_published(self, run: PublishedRun) -> None:
+        """`on_block_published` and `on_page_published` for all blocks of the run."""
         marks = self._marks
         num_life_cycles = self._num_life_cycles
         levels_and_priorities = run.levels_and_priorities
@@ -183,12 +200,7 @@ class EventLog(PageEventSink):
             return
         assert marks[at] == _KNOWN, "a block left the tree, and an announced page stayed"
         marks[at] = 0
-        words = self._words
-        position = self._num_words
-        if position == len(words):
-            words = self._grow()
-        words[position] = BLOCK_REMOVED | (block << ID_SHIFT)
-        self._num_words = position + 1
+        self._record(BLOCK_REMOVED | (block << ID_SHIFT))
 
     def _record_page(self, word: i64) -> None:
         self._record(word)
@@ -204,17 +216,21 @@ class EventLog(PageEventSink):
             self._record_page(PAGE_PUBLISHED | (page << ID_SHIFT) | (level << LEVEL_SHIFT) | (priority << PRIORITY_SHIFT))
 
     def on_page_removed(self, page: i64, cause: i64) -> None:
+        """``cause``: a value of `removal_cause`."""
         if self.is_announced(page):
             self._marks[page - self._first_page] &= ~_ANNOUNCED
             self._record_page(PAGE_REMOVED | (page << ID_SHIFT) | (cause << LEVEL_SHIFT))
 
     def on_pages_removed(self, pages: vec[i64], num_pages: i64, cause: i64) -> None:
+        """`on_page_removed` for the first ``num_pages`` pages."""
         # A path of pages only: no block leaves the tree, and no other page is removed.
         self.on_path_removed(pages, num_pages, pages, 0, 0, 0, cause)
 
     def on_path_removed(
         self, pages: vec[i64], num_pages: i64, blocks: vec[i64], num_blocks: i64, life_cycle: i64, num_life_cycles: i64, cause: i64
     ) -> None:  # fmt: skip
+        """Removed pages, and then the removed ``blocks`` (the first ``num_blocks``), leaf first. Of each block the page of
+        ``life_cycle`` comes first and was removed for ``cause``; its other pages follow and are UNREACHABLE."""
         marks = self._marks
         words = self._reserve(num_pages + num_blocks)
         begin = self._num_words
@@ -259,11 +275,13 @@ class EventLog(PageEventSink):
             self._record_page(PRIORITY_CHANGED | (page << ID_SHIFT) | (new_priority << PRIORITY_SHIFT))
 
     def on_levels_resized(self, num_blocks: list[tuple[int, ...]]) -> None:
+        """By layer group, the slots of each cache level."""
         self._record(LEVELS_RESIZED)
         self._objects.append(num_blocks)
         self._num_pages += self._num_life_cycles  # at most as many events
         self._hand_over_if_full()
 
     def is_announced(self, page: i64) -> bool:
+        """Whether the page was published as part of a full block and not removed since."""
         at = page - self._first_page
         return at < len(self._marks) and (self._marks[at] & _ANNOUNCED) != 0

@@ -27,7 +27,6 @@ from .event_log import EventLog
 from .event_snapshot import KVCacheEventSnapshot
 from .kv_cache_event import KVCacheEvent
 from .layer_group_facts import LayerGroupFacts
-from .page_events import PageEventSink
 
 _MAX_TIMEOUT_MS: Final = 86_400_000
 
@@ -83,7 +82,7 @@ class KVCacheEventManager(Handle):
 
     def bind(
         self, groups: Sequence[LayerGroupFacts], first_page: i64, tokens_per_block: int, cache_tiers: Sequence[CacheTier], door: CallDoor
-    ) -> PageEventSink | None:
+    ) -> EventLog | None:
         """Not for users: `KVCacheManager` calls it. The sink for its page storage; None if events are off."""
         self.require_unbound()
         self._groups = list(groups)

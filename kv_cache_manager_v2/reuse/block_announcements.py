@@ -4,7 +4,7 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from ..base.ids import TokenIdExt
-from ..events.page_events import PageEventSink
+from ..events.event_log import EventLog
 from ..storage.page_rows import NO_PAGE, PLACE, ROW_WORDS, PageRows, level_and_priority_of, level_of_place, priority_of_place
 
 
@@ -21,7 +21,7 @@ def list_levels_and_priorities(rows: PageRows, first_pages: vec[i64]) -> vec[i64
     return levels_and_priorities
 
 
-def announce_block(rows: PageRows, sink: PageEventSink, parent: i64, first_page: i64, key: bytes, mixed: list[TokenIdExt] | None) -> None:
+def announce_block(rows: PageRows, sink: EventLog, parent: i64, first_page: i64, key: bytes, mixed: list[TokenIdExt] | None) -> None:
     """A full block and its pages; ``mixed``: its tokens, where digests are among them."""
     sink.on_block_published(first_page, parent, key, mixed)
     words = rows.words

@@ -30,7 +30,7 @@ from ..config.eviction_policy import EvictionPolicy
 from ..device.port import Device
 from ..device.stream_order import NO_POINT, StreamOrder
 from ..durable.durable_level import DurableLevel
-from ..events.page_events import PageEventSink
+from ..events.event_log import EventLog
 from ..events.removal_cause import CAPACITY
 from ..layout.slot_layout import SlotLayout
 from ..pools.pool_group import PoolGroup
@@ -117,7 +117,7 @@ class PageStorage:
         self.last_cause: i64 = CAPACITY  # why the latest dropped page was dropped
         self.last_refusal: Refusal | None = None
         self.num_refusals = vec[i64]([0] * num_places)  # refused calls since the start, by index: where slots were missing
-        self.sink: PageEventSink | None = None  # hears where published pages go; None without a listener
+        self.sink: EventLog | None = None  # hears where published pages go; None without a listener
         self.drop_watch: DropWatch | None = None
         self.twin_owner: TwinOwner | None = None  # None where a commit takes equal published pages over
         self.changes: Final = ChangeCount()

@@ -54,7 +54,7 @@ def own_names(source: Source) -> set[str]:
 
 INTERNAL: Final = {
     "BatchRows", "IndexLimits", "PageRule", "SequenceState", "ChangedBlocks", "OpenSequences", "SharedState", "TransferLeaseState",
-    "MemoryLease", "CacheFigures", "CallDoor", "CudaKernel", "LayerGroupFacts", "PageEventSink", "SharedSource", "SlotWatch",
+    "MemoryLease", "CacheFigures", "CallDoor", "CudaKernel", "LayerGroupFacts", "EventLog", "SharedSource", "SlotWatch",
     "EqualSlots",
 }  # fmt: skip
 """Of these only the library makes values, and hands them on: to constructors that only it calls, and to the tables of a batch."""

@@ -7,8 +7,8 @@ from typing import SupportsIndex, TypeAlias
 
 from ...base.checks import to_count
 from ...base.ids import TokenIdExt
-from ...events.block_digest import compute_block_digest, encode_key
-from ...events.engine_hashes import compute_v2_root, encode_v2_tokens
+from ...events.block_digest import compute_block_digest, encode_key, encode_tokens
+from ...events.engine_hashes import compute_v2_root
 from ...reuse.digest_table import DigestTable
 from ...reuse.reuse_scope import ReuseScope
 from ...reuse.token_packing import TOKEN_BYTES, has_digest, pack_tokens, unpack_tokens
@@ -39,7 +39,7 @@ def _hash_blocks(packed: bytes, digests: DigestTable, scope: ReuseScope, block_b
     for start in range(0, len(packed), block_bytes):
         key = packed[start : start + block_bytes]
         tokens = unpack_tokens(key, digests)
-        name = compute_block_digest(name, encode_v2_tokens(tokens) if has_digest(key) else encode_key(key))
+        name = compute_block_digest(name, encode_tokens(tokens, False) if has_digest(key) else encode_key(key))
         yield tokens, name
 
 

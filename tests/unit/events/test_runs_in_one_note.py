@@ -10,9 +10,8 @@ from kv_cache_manager_v2.events.event_assembler import EventAssembler
 from kv_cache_manager_v2.events.event_backlog import EventBacklog
 from kv_cache_manager_v2.events.event_log import EventLog
 from kv_cache_manager_v2.events.layer_group_facts import LayerGroupFacts
-from kv_cache_manager_v2.events.page_events import PageEventSink
-from kv_cache_manager_v2.events.published_run import PublishedRun
-from kv_cache_manager_v2.events.removal_cause import CAPACITY
+from kv_cache_manager_v2.events.published_run import PublishedRun, unpack_level, unpack_priority
+from kv_cache_manager_v2.events.removal_cause import CAPACITY, UNREACHABLE
 
 FIRST_PAGE = 7
 BLOCK_BYTES = 16
@@ -26,6 +25,17 @@ def follower(num_groups: int) -> tuple[EventLog, EventBacklog]:
     log = EventLog(backlog, FIRST_PAGE, num_groups)
     log.on_root_made(ROOT, None, None)
     return log, backlog
+
+
+def publish_one_by_one(log: EventLog, run: PublishedRun, num_groups: int) -> None:
+    parent = int(run.parent)
+    for ordinal, block in enumerate(run.first_pages):
+        log.on_block_published(block, parent, run.key(ordinal), None)
+        for group in range(num_groups):
+            place = run.levels_and_priorities[ordinal * num_groups + group]
+            if place >= 0:
+                log.on_page_published(block + group, unpack_level(place), unpack_priority(place))
+        parent = int(block)
 
 
 @pytest.mark.parametrize("num_groups", [1, 2, 3])
@@ -48,7 +58,7 @@ def test_a_path_that_comes_and_goes(num_groups: int, seed: int) -> None:
         packed = choices.randbytes(4 + 10 * BLOCK_BYTES)
         run = PublishedRun(ROOT, vec[i64](first_pages), vec[i64](levels_and_priorities), packed, 4, BLOCK_BYTES)
         at_once.on_run_published(run)
-        PageEventSink.on_run_published(one_by_one, run)
+        publish_one_by_one(one_by_one, run, num_groups)
         # The path goes from its end, each block's page of group 0 before the others; some of a group go before.
         early = [first_page + 1 for first_page in first_pages if num_groups > 1 and choices.random() < 0.5]
         at_once.on_pages_removed(vec[i64](early), len(early), CAPACITY)
@@ -56,8 +66,13 @@ def test_a_path_that_comes_and_goes(num_groups: int, seed: int) -> None:
         path = [page for page in path if page not in early]
         blocks = vec[i64](list(reversed(first_pages)))
         at_once.on_path_removed(vec[i64](path), len(path), blocks, len(blocks), 0, num_groups, CAPACITY)
-        PageEventSink.on_pages_removed(one_by_one, vec[i64](early), len(early), CAPACITY)
-        PageEventSink.on_path_removed(one_by_one, vec[i64](path), len(path), blocks, len(blocks), 0, num_groups, CAPACITY)
+        for page in early:
+            one_by_one.on_page_removed(page, CAPACITY)
+        for page in path:
+            # Without its first page a block cannot be matched, so the others go with that.
+            one_by_one.on_page_removed(page, CAPACITY if page in first_pages else UNREACHABLE)
+        for block in blocks:
+            one_by_one.on_block_removed(block)
         for log in (at_once, one_by_one):
             assert not any(log.is_announced(first_page + group) for first_page in first_pages for group in range(num_groups))
             log.hand_over()
