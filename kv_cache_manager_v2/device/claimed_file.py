@@ -5,33 +5,30 @@ forked child closes its copy of the file, and so keeps no claim of its parent's.
 is what is no regular file, such as a pipe or `/dev/null`.
 """
 
-import errno
-import fcntl
 import os
 import stat
 from typing import final
 
-
-from ..base.process_bound import ProcessBound, bind_to_process, release_from_process
+from .file_lock import keep_from_children, lock_file, unlock_file
 
 
 @final
-class ClaimedFile(ProcessBound):
-    __slots__ = ("_file", "_is_locked")
+class ClaimedFile:
+    __slots__ = ("_file",)
 
     def __init__(self, path: str) -> None:
         """Makes the file, or empties it. `BlockingIOError`, and the file is as it was, where another owner writes it; `OSError`."""
         self._file: int = -1
         """-1 once it is closed."""
-        self._is_locked = False
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             if stat.S_ISREG(os.fstat(file).st_mode):
-                self._is_locked = _try_lock(file)
+                _try_lock(file)
                 os.fchmod(file, 0o600)  # also of a file that was there: tokens will be in it
                 os.ftruncate(file, 0)
-            bind_to_process(self)
+            keep_from_children(file)
         except BaseException:
+            unlock_file(file)
             os.close(file)
             raise
         self._file = file
@@ -46,28 +43,17 @@ class ClaimedFile(ProcessBound):
         if file < 0:
             return
         self._file = -1
-        release_from_process(self)
         try:
-            if self._is_locked:
-                # A child that was forked without Python's knowledge has a copy of the open file, which would keep the lock.
-                fcntl.flock(file, fcntl.LOCK_UN)
+            unlock_file(file)
         finally:
             os.close(file)
 
-    def become_foreign(self) -> None:
-        """The parent's claim stays: only the child's copy of the open file is closed."""
-        file = self._file
-        self._file = -1
-        if file >= 0:
-            os.close(file)
 
-
-def _try_lock(file: int) -> bool:
-    """False where the file system has no such locks; `BlockingIOError` where another owner has it."""
+def _try_lock(file: int) -> None:
+    """`BlockingIOError` where another owner has it; nothing where the file system has no such locks."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in (errno.EAGAIN, errno.EACCES):
-            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from error
-        return False
-    return True
+        lock_file(file)
+    except BlockingIOError:
+        raise
+    except OSError:
+        pass

@@ -11,9 +11,11 @@ The version of cuda-python does not matter. Calls release the GIL.
 import ctypes
 from typing import Any, Final, final
 
+from librt.vecs import vec
+from mypy_extensions import i64
 
-from .copy_arrays import CopyArrays
 from .cuda_driver import CudaDriver
+from .host_array import word_array_address
 
 _FUNCTION: Final = "cuMemcpyBatchAsync"
 _FIRST_VERSION: Final = 12080
@@ -47,19 +49,11 @@ class CudaBatchCopy:
         self._first_indices: Final[Any] = (ctypes.c_size_t * 1)(0)  # by attribute: its first copy; all copies have the one attribute
         self._failed_index: Final[Any] = (ctypes.c_size_t * 1)(0)
 
-    def enqueue(self, stream: int, arrays: CopyArrays) -> int:
-        """Pass all copies of ``arrays`` to the driver, which has read them on return; returns the driver's status."""
-        status: int
-        if self._has_failed_index:
-            status = self._function(
-                arrays.dst_array, arrays.src_array, arrays.size_array, int(arrays.count),
-                self._attributes, self._first_indices, 1, self._failed_index, stream,
-            )  # fmt: skip
-        else:
-            status = self._function(
-                arrays.dst_array, arrays.src_array, arrays.size_array, int(arrays.count),
-                self._attributes, self._first_indices, 1, stream,
-            )  # fmt: skip
+    def enqueue(self, stream: int, dsts: vec[i64], srcs: vec[i64], sizes: vec[i64]) -> int:
+        """Pass copies, one or more, to the driver, which has read the arrays on return; returns the driver's status."""
+        addresses = (word_array_address(dsts), word_array_address(srcs), word_array_address(sizes))
+        failed_index = (self._failed_index,) if self._has_failed_index else ()
+        status: int = self._function(*addresses, len(sizes), self._attributes, self._first_indices, 1, *failed_index, stream)
         return status
 
 

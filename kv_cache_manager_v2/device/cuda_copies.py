@@ -5,13 +5,12 @@ No copy may cross the border of two separate allocations: they may be adjacent, 
 
 from typing import Final, final
 
-from librt.vecs import vec
+from librt.vecs import append, vec
 from mypy_extensions import i64
 
 from ..base.errors import CudaError, PartlyCopiedError
 from ..base.ids import CacheTier
 from ..base.package_log import PackageLog
-from .copy_arrays import CopyArrays
 from .copy_runs import CopyRuns
 from .cuda_batch_copy import CudaBatchCopy, find_batch_copy
 from .cuda_driver import NOT_SUPPORTED, SUCCESS, CudaDriver
@@ -28,13 +27,16 @@ _LAST_LEGACY_STREAM: Final = 1
 class CudaCopies:
     """Enqueues copies. The caller has made the GPU's context current."""
 
-    __slots__ = ("_driver", "_gpu_ranges", "_host_memory", "_arrays", "_batch_copy")
+    __slots__ = ("_driver", "_gpu_ranges", "_host_memory", "_dsts", "_srcs", "_sizes", "_batch_copy")
 
     def __init__(self, driver: CudaDriver, gpu_ranges: RangeTable, host_memory: CudaHostMemory) -> None:
         self._driver: Final = driver
         self._gpu_ranges: Final = gpu_ranges
         self._host_memory: Final = host_memory
-        self._arrays: Final = CopyArrays()
+        self._dsts = vec[i64]()
+        """The copies that are being enqueued, none across the border of two allocations."""
+        self._srcs = vec[i64]()
+        self._sizes = vec[i64]()
         self._batch_copy: CudaBatchCopy | None = find_batch_copy(driver)
 
     def enqueue_batch(self, stream: int, batch: CopyBatch) -> None:
@@ -51,9 +53,10 @@ class CudaCopies:
         self._enqueue_pieces(stream)
 
     def _cut(self, dst_tier: CacheTier, src_tier: CacheTier, dsts: vec[i64], srcs: vec[i64], sizes: vec[i64], count: i64) -> None:
-        """Fill the arrays with these copies, cut at the borders of allocations. The last copy's allocation is tried first."""
-        arrays = self._arrays
-        arrays.clear()
+        """Collect these copies, cut at the borders of allocations. The last copy's allocation is tried first."""
+        cut_dsts = vec[i64](capacity=count)
+        cut_srcs = vec[i64](capacity=count)
+        cut_sizes = vec[i64](capacity=count)
         dst_beg: i64 = 0
         dst_end: i64 = 0
         src_beg: i64 = 0
@@ -72,29 +75,34 @@ class CudaCopies:
                     num_bytes = dst_end - dst
                 if num_bytes > src_end - src:
                     num_bytes = src_end - src
-                arrays.add(dst, src, num_bytes)
+                cut_dsts = append(cut_dsts, dst)
+                cut_srcs = append(cut_srcs, src)
+                cut_sizes = append(cut_sizes, num_bytes)
                 dst += num_bytes
                 src += num_bytes
                 left -= num_bytes
+        self._dsts = cut_dsts
+        self._srcs = cut_srcs
+        self._sizes = cut_sizes
 
     def _enqueue_pieces(self, stream: int) -> None:
-        arrays = self._arrays
+        count = len(self._sizes)
         # The driver accepts no batch on the legacy default stream.
-        if arrays.count > 1 and self._batch_copy is not None and stream > _LAST_LEGACY_STREAM:
-            number = self._batch_copy.enqueue(stream, arrays)
+        if count > 1 and self._batch_copy is not None and stream > _LAST_LEGACY_STREAM:
+            number = self._batch_copy.enqueue(stream, self._dsts, self._srcs, self._sizes)
             if number == SUCCESS:
                 return
             if number != NOT_SUPPORTED:
                 raise self._driver.make_error_of_number("cuMemcpyBatchAsync", number)
             _logger.inform("the CUDA driver has no batch copies; they are enqueued one by one")
             self._batch_copy = None
-        for index in range(arrays.count):
+        for index in range(count):
             try:
-                self._driver.call("cuMemcpyAsync", int(arrays.dst(index)), int(arrays.src(index)), int(arrays.num_bytes(index)), stream)
+                self._driver.call("cuMemcpyAsync", int(self._dsts[index]), int(self._srcs[index]), int(self._sizes[index]), stream)
             except CudaError as error:
                 if index == 0:
                     raise
-                raise PartlyCopiedError(f"of {arrays.count} copies {index} were enqueued, then {error}") from error
+                raise PartlyCopiedError(f"of {count} copies {index} were enqueued, then {error}") from error
 
     def _piece_around(self, tier: CacheTier, address: i64) -> tuple[i64, i64]:
         if tier == CacheTier.GPU_MEM:

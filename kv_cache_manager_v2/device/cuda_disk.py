@@ -24,13 +24,13 @@ from .copy_runs import CopyRuns
 from .cuda_context import CudaContext
 from .cuda_copies import CudaCopies
 from .cuda_driver import NOT_READY, SUCCESS, CudaDriver
-from .cuda_flags import CudaFlag, FlagGate
+from .cuda_flags import CudaFlag
 from .cuda_host_memory import CudaHostMemory
 from .cuda_staging import STAGING_SLOT_BYTES, CudaStaging, StagingSlot
 from .disk_extent import DiskExtent
 from .disk_file import DIRECT_ALIGNMENT
 from .disk_job import DiskJob
-from .disk_plan import plan_extents, plan_job
+from .disk_plan import BatchPlan, plan_extents
 from .disk_ranges import DiskRanges
 from .disk_dependencies import DiskDependencies, raise_first_unreported
 from .disk_workers import DiskWorkers
@@ -138,7 +138,7 @@ class CudaDisk:
                 elif batch.dst_tier == CacheTier.GPU_MEM:
                     self._read_to_gpu(stream, plan_extents(CopyRuns(batch), self._ranges, False), started)
                 else:
-                    job = plan_job(batch, self._ranges)
+                    job = DiskJob([], [], BatchPlan(batch, self._ranges))
                     self._start(stream, job, self._raise_behind(stream), [])
                     started.append(job)
             except BaseException as error:
@@ -252,8 +252,7 @@ class CudaDisk:
     def _start(self, stream: int, job: DiskJob, gates: list[CudaFlag], earlier_jobs: list[DiskJob]) -> None:
         """Record the job here before the workers get it: whatever interrupts this call, a job that workers have is waited for."""
         job.signal = self._take_flag()
-        for gate in gates:
-            job.gates.append(FlagGate(gate))
+        job.gates.extend(gates)
         # Not before: taking a flag may have found every earlier job done.
         self.is_busy = True
         self.trail.add(stream, job)

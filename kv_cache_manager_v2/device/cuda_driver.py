@@ -46,7 +46,6 @@ _BROKEN_CONTEXT: Final = frozenset(
     )
 )
 """Errors of work that ran earlier, the manager's or the engine's: every later call returns the same until the process ends."""
-"""Errors of earlier work, the manager's or the engine's, that every later call returns again until the process ends."""
 NO_GPU_SEEN: Final = "the CUDA driver sees no GPU"
 
 _DRIVER_MODULE: Final = "cuda.bindings.driver"
@@ -103,50 +102,42 @@ class CudaDriver:
 
     def call(self, name: str, *args: Any) -> Any:
         """Call the driver's function ``name``; returns its first result besides the status, or None."""
-        try:
-            returned = getattr(self.module, name)(*args)
-        except RuntimeError as error:
-            raise _make_unreachable_error(name, error) from error
-        status = returned[0]
-        if status is not self._success and int(status) != SUCCESS:
-            raise self.make_error(name, status)
+        returned = self._ask(name, *args)
+        self._require(name, returned[0])
         return returned[1] if len(returned) > 1 else None
 
     def status_of(self, name: str, *args: Any) -> Any:
         """Call the driver's function ``name`` and return its status, for callers that handle failure."""
-        try:
-            return getattr(self.module, name)(*args)[0]
-        except RuntimeError as error:
-            raise _make_unreachable_error(name, error) from error
+        return self._ask(name, *args)[0]
 
     def device_attribute(self, name: str, device: Any) -> int:
         """The device's attribute; 0 if the driver or cuda-python is too old to know it: then the GPU has no such feature."""
         attribute = getattr(self.module.CUdevice_attribute, name, None)
-        if attribute is None:
-            return 0
-        try:
-            returned = self.module.cuDeviceGetAttribute(attribute, device)
-        except RuntimeError as error:
-            raise _make_unreachable_error("cuDeviceGetAttribute", error) from error
-        number = int(returned[0])
-        if number == INVALID_VALUE:
-            return 0
-        if number != SUCCESS:
-            raise self.make_error("cuDeviceGetAttribute", returned[0])
-        return int(returned[1])
+        return 0 if attribute is None else self._find("cuDeviceGetAttribute", INVALID_VALUE, attribute, device)
 
     def find_function(self, name: str, version: int) -> int:
         """The address of the driver's function, with that CUDA version's signature; 0 if the driver has none."""
-        try:
-            returned = self.module.cuGetProcAddress(name.encode(), version, 0)
-        except RuntimeError as error:
-            raise _make_unreachable_error("cuGetProcAddress", error) from error
-        number = int(returned[0])
-        if number == NOT_FOUND:
+        return self._find("cuGetProcAddress", NOT_FOUND, name.encode(), version, 0)
+
+    def _find(self, name: str, absent: int, *args: Any) -> int:
+        """The number that the driver's function ``name`` gives; 0 where its status is ``absent``."""
+        returned = self._ask(name, *args)
+        if int(returned[0]) == absent:
             return 0
-        if number != SUCCESS:
-            raise self.make_error("cuGetProcAddress", returned[0])
+        self._require(name, returned[0])
         return int(returned[1])
+
+    def _ask(self, name: str, *args: Any) -> Any:
+        """All that the driver's function ``name`` returns, the status first."""
+        try:
+            return getattr(self.module, name)(*args)
+        except RuntimeError as error:
+            # What cuda-python raises where there is no driver, or a driver without that function.
+            raise CudaError(f"{name} could not be called: {error}") from error
+
+    def _require(self, name: str, status: Any) -> None:
+        if status is not self._success and int(status) != SUCCESS:
+            raise self.make_error(name, status)
 
     def relax_captures(self) -> Any:
         """Let the calling thread make calls that a graph capture in progress, of its own or another thread's, would forbid, and
@@ -163,14 +154,10 @@ class CudaDriver:
             self._exchange(mode)
 
     def record_event(self, event: Any, stream: int) -> None:
-        status = self._record(event, stream)[0]
-        if status is not self._success and int(status) != SUCCESS:
-            raise self.make_error("cuEventRecord", status)
+        self._require("cuEventRecord", self._record(event, stream)[0])
 
     def wait_event(self, stream: int, event: Any) -> None:
-        status = self._wait(stream, event, 0)[0]
-        if status is not self._success and int(status) != SUCCESS:
-            raise self.make_error("cuStreamWaitEvent", status)
+        self._require("cuStreamWaitEvent", self._wait(stream, event, 0)[0])
 
     def is_event_done(self, event: Any) -> bool:
         mode = self.relax_captures()
@@ -178,13 +165,9 @@ class CudaDriver:
             status = self._query(event)[0]
         finally:
             self.restore_captures(mode)
-        if status is self._success:
-            return True
-        number = int(status)
-        if number == NOT_READY:
+        if status is not self._success and int(status) == NOT_READY:
             return False
-        if number != SUCCESS:
-            raise self.make_error("cuEventQuery", status)
+        self._require("cuEventQuery", status)
         return True
 
     def make_error(self, name: str, status: Any) -> KVCacheManagerError:
@@ -216,8 +199,3 @@ class CudaDriver:
             return ""
         text: bytes = returned[1]
         return text.decode("utf-8", "replace")
-
-
-def _make_unreachable_error(name: str, error: RuntimeError) -> CudaError:
-    """The error for a missing driver, or for a driver without that function: cuda-python raises a RuntimeError."""
-    return CudaError(f"{name} could not be called: {error}")

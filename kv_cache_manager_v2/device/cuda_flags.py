@@ -2,8 +2,8 @@
 
 A flag is one use of a word. The word's value only grows, and a flag is raised once the value is at least the flag's. One side raises
 it, a worker (`CudaFlag.give`) or a stream (`enqueue_raise`: `cuStreamWriteValue32`, after all work enqueued before), and the other side
-sees it: a stream waits for it (`enqueue_wait`: `cuStreamWaitValue32`), a worker reads the word (`FlagGate`). A word may be reused as
-soon as its flag is raised, even if a stream has yet to look at it.
+sees it: a stream waits for it (`enqueue_wait`: `cuStreamWaitValue32`), a worker reads the word. A word may be reused as soon as its flag is
+raised, even if a stream has yet to look at it.
 
 If the GPU or its driver lacks one of the two calls, `can_raise` or `can_wait` is False, and the caller itself waits instead of
 enqueueing it.
@@ -16,7 +16,7 @@ from typing import Any, Final, final
 from ..base.errors import KVCacheManagerError
 from ..base.package_log import PackageLog
 from .cuda_driver import CudaDriver
-from .job_gate import JobGate, JobSignal
+from .job_gate import JobFlag
 
 _logger: Final = PackageLog(__name__)
 
@@ -29,8 +29,8 @@ _STREAM_NON_BLOCKING: Final = 1
 
 
 @final
-class CudaFlag(JobSignal):
-    """A flag; as a job's signal it is raised by the job's last worker."""
+class CudaFlag(JobFlag):
+    """A flag; a job waits until a stream has raised it, or raises it for a stream."""
 
     __slots__ = ("index", "value", "_address")
 
@@ -45,19 +45,6 @@ class CudaFlag(JobSignal):
     def is_raised(self) -> bool:
         value: int = ctypes.c_uint32.from_address(self._address).value
         return (value - self.value) & _WORD_MASK < _HALF
-
-
-@final
-class FlagGate(JobGate):
-    """A gate that opens once a stream has raised the flag."""
-
-    __slots__ = ("_flag",)
-
-    def __init__(self, flag: CudaFlag) -> None:
-        self._flag: Final = flag
-
-    def is_open(self) -> bool:
-        return self._flag.is_raised()
 
 
 @final

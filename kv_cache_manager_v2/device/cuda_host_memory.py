@@ -12,7 +12,6 @@ Every call runs in the GPU's context, made current by the caller.
 from bisect import bisect_right
 from typing import Any, Final, final
 
-from librt.vecs import vec
 from mypy_extensions import i64
 
 from ..base.errors import KVCacheManagerError, OutOfMemoryError
@@ -30,7 +29,7 @@ _PORTABLE_AND_MAPPED: Final = 1 | 2
 class CudaHostMemory:
     """Law: registrations are disjoint, sorted, and cover exactly the mapped bytes."""
 
-    __slots__ = ("_driver", "_placement", "_max_registration_bytes", "_begs", "_ends", "_beg_words", "_end_words")
+    __slots__ = ("_driver", "_placement", "_max_registration_bytes", "_begs", "_ends")
 
     def __init__(self, driver: CudaDriver, placement: HostPlacement, max_registration_bytes: int) -> None:
         self._driver: Final = driver
@@ -38,8 +37,6 @@ class CudaHostMemory:
         self._max_registration_bytes: Final = max_registration_bytes
         self._begs: Final[list[int]] = []
         self._ends: Final[list[int]] = []
-        self._beg_words = vec[i64]()  # a copy of the begins, in which each copy is looked up
-        self._end_words = vec[i64]()
 
     def map(self, address: int, num_bytes: int) -> None:
         """Map and pin all of it or nothing."""
@@ -82,16 +79,8 @@ class CudaHostMemory:
 
     def registration(self, address: i64) -> tuple[i64, i64]:
         """The beginning and end of the registration that contains ``address``."""
-        begs = self._beg_words
-        low: i64 = 0
-        high: i64 = len(begs)
-        while low < high:
-            middle = (low + high) // 2
-            if begs[middle] <= address:
-                low = middle + 1
-            else:
-                high = middle
-        return begs[low - 1], self._end_words[low - 1]
+        index = bisect_right(self._begs, address) - 1
+        return self._begs[index], self._ends[index]
 
     def _register(self, beg: int, end: int) -> None:
         """Register all of ``[beg, end)`` or nothing."""
@@ -113,7 +102,6 @@ class CudaHostMemory:
             self._driver.call("cuMemHostUnregister", self._begs[index])
             self._begs.pop(index)
             self._ends.pop(index)
-            self._copy_bounds()
             index -= 1
 
     def _try_unregister(self, beg: int, end: int) -> None:
@@ -144,11 +132,6 @@ class CudaHostMemory:
         index = bisect_right(self._begs, beg)
         self._begs.insert(index, beg)
         self._ends.insert(index, end)
-        self._copy_bounds()
-
-    def _copy_bounds(self) -> None:
-        self._beg_words = vec[i64](self._begs)
-        self._end_words = vec[i64](self._ends)
 
     def _make_register_error(self, status: Any, number: int, num_bytes: int, asked_bytes: int) -> KVCacheManagerError:
         error = self._driver.make_error("cuMemHostRegister", status)

@@ -4,41 +4,20 @@ The device's caller makes a job (`disk_plan`), passes it to `DiskWorkers`, and l
 From disk to disk the bytes pass through memory of the worker.
 """
 
-from abc import ABCMeta, abstractmethod
 from typing import Final, final
-
-from mypy_extensions import mypyc_attr
 
 from ..base.errors import StorageIOError
 from ..base.package_log import PackageLog
 from .copy_runs import CopyRuns
 from .disk_extent import MAX_EXTENT_BYTES, DiskExtent
+from .disk_plan import BatchPlan
 from .disk_transfers import DiskTransfers
 from .host_copy import move_runs
-from .job_gate import JobGate, JobSignal
+from .job_gate import JobFlag
 from .staging_memory import StagingMemory
 from .watched_slots import fail_write
 
 _logger: Final = PackageLog(__name__)
-
-
-@mypyc_attr(allow_interpreted_subclasses=True)
-class JobPlan(metaclass=ABCMeta):
-    """The copies of a job, before its extents are listed: by the worker that accepts it, not by the caller."""
-
-    __slots__ = ()
-
-    @abstractmethod
-    def runs(self) -> CopyRuns:
-        """The runs of the whole batch. Called by any thread."""
-
-    @abstractmethod
-    def list_extents(self, sources: list[DiskExtent], targets: list[DiskExtent]) -> None:
-        """Fill the lists of a `DiskJob`."""
-
-    @abstractmethod
-    def lose(self, reason: str, transfers: DiskTransfers) -> StorageIOError:
-        """The extents cannot be listed: what the job was to write is lost, and its file has failed."""
 
 
 @final
@@ -52,11 +31,11 @@ class DiskJob:
     )  # fmt: skip
 
     def __init__(
-        self, sources: list[DiskExtent], targets: list[DiskExtent], plan: JobPlan | None = None, runs: CopyRuns | None = None
+        self, sources: list[DiskExtent], targets: list[DiskExtent], plan: BatchPlan | None = None, runs: CopyRuns | None = None
     ) -> None:
         """``sources`` are read, ``targets`` are written; pairs of both for copies from disk to disk, neither for copies in memory.
 
-        ``plan``: has what both lists get once the job is accepted. ``runs``: of copies in memory.
+        ``plan``: lists the extents of both once a worker has accepted the job, and not its caller. ``runs``: of copies in memory.
         """
         self.is_started = False  # passed to the workers
         self.is_abandoned = False  # the call that started it was interrupted: if it has not begun, it never does
@@ -68,8 +47,8 @@ class DiskJob:
         self.task_ends: Final[list[int]] = []
         if plan is None:
             self._cut_tasks(sources if sources else targets)
-        self.gates: Final[list[JobGate]] = []  # it begins when all of them are open
-        self.signal: JobSignal | None = None  # raised when it is done
+        self.gates: Final[list[JobFlag]] = []  # it begins when all of them are raised
+        self.signal: JobFlag | None = None  # raised when it is done
         self.earlier_jobs: list["DiskJob"] = []  # it begins when these are done
         self.is_accepted = False  # a worker has seen it
         self.num_left: int = len(self.task_ends)  # tasks

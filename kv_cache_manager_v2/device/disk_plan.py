@@ -16,7 +16,6 @@ from ..base.package_log import PackageLog
 from .copy_runs import CopyRuns
 from .disk_extent import MAX_EXTENT_BYTES, DiskExtent
 from .disk_file import DiskFile
-from .disk_job import DiskJob, JobPlan
 from .disk_ranges import DiskRanges
 from .disk_transfers import DiskTransfers
 from .port import CopyBatch
@@ -25,17 +24,12 @@ from .slot_watch import SlotTicket
 _logger: Final = PackageLog(__name__)
 
 
-def plan_job(batch: CopyBatch, ranges: DiskRanges) -> DiskJob:
-    """One job for a batch between disk and memory that the host can address, or from disk to disk.
-
-    ``batch`` has at least one copy, and all its addresses are mapped; what it writes to a watched file is all of one file.
-    """
-    return DiskJob([], [], _BatchPlan(batch, ranges))
-
-
 @final
-class _BatchPlan(JobPlan):
-    """A batch, and what the writes to its file are for."""
+class BatchPlan:
+    """A batch between disk and memory that the host can address, or from disk to disk, and what the writes to its file are for.
+
+    It has at least one copy, and all its addresses are mapped; what it writes to a watched file is all of one file.
+    """
 
     __slots__ = ("_batch", "_ranges", "_target", "_ticket", "_runs")
 
@@ -53,6 +47,7 @@ class _BatchPlan(JobPlan):
         self._runs: CopyRuns | None = None
 
     def runs(self) -> CopyRuns:
+        """The runs of the whole batch. Called by any thread."""
         runs = self._runs
         if runs is None:
             # Two threads at once make the same.
@@ -61,6 +56,7 @@ class _BatchPlan(JobPlan):
         return runs
 
     def list_extents(self, sources: list[DiskExtent], targets: list[DiskExtent]) -> None:
+        """Fill the lists of a `DiskJob`."""
         runs = self.runs()
         if self._batch.src_tier != CacheTier.DISK:
             targets.extend(plan_extents(runs, self._ranges, True))
@@ -75,6 +71,7 @@ class _BatchPlan(JobPlan):
             extent.check_alignment()
 
     def lose(self, reason: str, transfers: DiskTransfers) -> StorageIOError:
+        """The extents cannot be listed: what the job was to write is lost, and its file has failed."""
         batch = self._batch
         target = self._target
         if target is None:

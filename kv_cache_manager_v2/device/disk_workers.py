@@ -280,7 +280,7 @@ class DiskWorkers(Drained):
         reason = self._obstacle
         try:
             for gate in job.gates:
-                if not gate.is_open():
+                if not gate.is_raised():
                     if not reason:
                         return False
                     raise LogicError(reason)

@@ -12,18 +12,23 @@ from typing import Final, final
 from ..base.process_bound import ProcessBound, bind_to_process
 from .private_files import open_private
 
-_locked: Final[dict[int, int]] = {}
-"""The process that has locked it, by open file."""
+_held: Final[dict[int, int]] = {}
+"""By file that a forked child closes its copy of: the process that has locked it, or 0."""
+
+
+def keep_from_children(file: int) -> None:
+    """A forked child closes its copy of the file. Until `unlock_file`."""
+    _held.setdefault(file, 0)
 
 
 def lock_file(file: int) -> None:
     """`BlockingIOError` if another process, or another manager of this one, has locked the file. Until `unlock_file`."""
     # First: a child that another thread forks meanwhile must know it.
-    _locked[file] = os.getpid()
+    _held[file] = os.getpid()
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BaseException:
-        del _locked[file]
+        del _held[file]
         raise
 
 
@@ -40,26 +45,26 @@ def open_locked(path: str, flags: int, is_read_only: bool = False) -> int:
 
 def unlock_file(file: int) -> None:
     """Before it is closed; nothing for a file that this process has not locked."""
-    if _locked.pop(file, 0) == os.getpid():
+    if _held.pop(file, 0) == os.getpid():
         fcntl.flock(file, fcntl.LOCK_UN)
 
 
 @final
-class _LockedFiles(ProcessBound):
-    """All that this process has locked."""
+class _HeldFiles(ProcessBound):
+    """All that this process has locked, or keeps from its children."""
 
     __slots__ = ()
 
     def become_foreign(self) -> None:
         """Close the copies of the parent's files. Their numbers stay taken: what the child still closes is no other file."""
-        if len(_locked) == 0:
+        if len(_held) == 0:
             return
         nothing = -1
         try:
             nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             pass
-        for file in list(_locked):
+        for file in list(_held):
             try:
                 if nothing >= 0:
                     os.dup2(nothing, file, False)
@@ -67,9 +72,9 @@ class _LockedFiles(ProcessBound):
                     os.close(file)
             except OSError:
                 pass
-        _locked.clear()
+        _held.clear()
         if nothing >= 0:
             os.close(nothing)
 
 
-bind_to_process(_LockedFiles())
+bind_to_process(_HeldFiles())

@@ -26,7 +26,8 @@ from ..base.ids import CacheTier
 from ..base.package_log import PackageLog
 from ..stats.guarded_clock import GuardedClock
 from ..stats.statistics_clock import StatisticsClock
-from .disk_plan import plan_job
+from .disk_job import DiskJob
+from .disk_plan import BatchPlan
 from .file_port import FilePort
 from .handle_table import HandleTable
 from .host_copy import copy_in_host_memory
@@ -222,7 +223,7 @@ class HostDevice(RangedDevice):
         if batch.count == 0:
             return
         if batch.dst_tier == CacheTier.DISK or batch.src_tier == CacheTier.DISK:
-            self._pending.copy_with_disk(stream, plan_job(batch, self._disk_ranges))
+            self._pending.copy_with_disk(stream, DiskJob([], [], BatchPlan(batch, self._disk_ranges)))
         elif self._pending.is_busy:
             self._pending.copy(stream, batch)
         else:

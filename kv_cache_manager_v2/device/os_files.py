@@ -49,10 +49,12 @@ class OsFiles(FilePort):
                 raise
         for number in range(_MAX_NAMES):
             name = os.path.join(path, f".kv_cache_{os.getpid()}_{number}")
-            file = _try_create(name, flags)
-            if file >= 0:
-                os.unlink(name)
-                return file
+            try:
+                file = os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o600)
+            except FileExistsError:
+                continue
+            os.unlink(name)
+            return file
         raise OSError(errno.EEXIST, f"{_MAX_NAMES} leftover files .kv_cache_{os.getpid()}_* are in the way", path)
 
     def close_file(self, file: int) -> None:
@@ -146,11 +148,3 @@ class OsFiles(FilePort):
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
         return moved
-
-
-def _try_create(name: str, flags: int) -> int:
-    """A new file of that name; -1 if it exists already."""
-    try:
-        return os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        return -1

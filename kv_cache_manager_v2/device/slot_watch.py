@@ -14,7 +14,7 @@ taken for another one. What it says of a single slot is looked up by the worker,
 from abc import ABCMeta, abstractmethod
 from typing import Final
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from .file_port import FilePort
 from .stripe import Stripe
@@ -29,7 +29,6 @@ class SlotTicket:
     __slots__ = ()
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class SlotWatch(metaclass=ABCMeta):
     """``file``: the file's number at its port ``files``, once it is open, and ``path`` its path, in the first folder. ``stripe``: None for
     a file in one folder."""
@@ -66,29 +65,23 @@ class SlotWatch(metaclass=ABCMeta):
     @abstractmethod
     def current_ticket(self) -> SlotTicket | None:
         """The purpose of the writes that are being planned; None: for nothing that is kept."""
-        raise NotImplementedError("SlotWatch.current_ticket is for subclasses to define")
 
     @abstractmethod
     def begin_write(self, slot: i64) -> None:
         """The slot's bytes are about to change."""
-        raise NotImplementedError("SlotWatch.begin_write is for subclasses to define")
 
     @abstractmethod
     def end_write(self, chunk: i64, checksum: i64, ticket: SlotTicket | None) -> None:
         """A chunk was written."""
-        raise NotImplementedError("SlotWatch.end_write is for subclasses to define")
 
     @abstractmethod
     def fail_write(self, chunk: i64, ticket: SlotTicket | None) -> None:
         """A chunk was not written, or not all of it."""
-        raise NotImplementedError("SlotWatch.fail_write is for subclasses to define")
 
     @abstractmethod
     def checksum_of(self, chunk: i64) -> i64:
         """The checksum that the chunk should have."""
-        raise NotImplementedError("SlotWatch.checksum_of is for subclasses to define")
 
     @abstractmethod
     def report_mismatch(self, slot: i64) -> None:
         """A chunk of the slot was read, and is not what was written."""
-        raise NotImplementedError("SlotWatch.report_mismatch is for subclasses to define")

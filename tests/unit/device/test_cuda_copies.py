@@ -10,7 +10,6 @@ import pytest
 
 from kv_cache_manager_v2.base.errors import CudaError
 from kv_cache_manager_v2.base.ids import CacheTier
-from kv_cache_manager_v2.device.copy_arrays import CopyArrays
 from kv_cache_manager_v2.device.cuda_device import CudaDevice
 from kv_cache_manager_v2.device.memory_range import MemoryRange
 from kv_cache_manager_v2.device.port import CopyBatch
@@ -21,26 +20,6 @@ from .fake_cuda_types import CUresult
 GPU, HOST = CacheTier.GPU_MEM, CacheTier.HOST_MEM
 GRANULE = 2 << 20
 PAGE = 64 << 10
-
-
-def words_at(address: int, count: int) -> list[int]:
-    return list((ctypes.c_int64 * count).from_address(address))
-
-
-@pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 128, 129, 1000])
-def test_arrays_lie_where_they_say(count: int) -> None:
-    arrays = CopyArrays()
-    for _ in range(2):
-        arrays.clear()
-        for index in range(count):
-            arrays.add((1 << 46) + 3 * index, (1 << 45) + 5 * index, 7 + index)
-        assert arrays.count == count
-        assert words_at(arrays.dst_array, count) == [(1 << 46) + 3 * index for index in range(count)]
-        assert words_at(arrays.src_array, count) == [(1 << 45) + 5 * index for index in range(count)]
-        assert words_at(arrays.size_array, count) == [7 + index for index in range(count)]
-        assert [arrays.dst(i) for i in range(count)] == words_at(arrays.dst_array, count)
-        assert [arrays.src(i) for i in range(count)] == words_at(arrays.src_array, count)
-        assert [arrays.num_bytes(i) for i in range(count)] == words_at(arrays.size_array, count)
 
 
 @pytest.mark.parametrize("driver_version", [12040, 12080, 12090, 13000, 13050])

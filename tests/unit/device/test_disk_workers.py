@@ -15,10 +15,10 @@ import pytest
 from kv_cache_manager_v2.base.errors import LogicError
 from kv_cache_manager_v2.base.ids import CacheTier
 from kv_cache_manager_v2.device.disk_job import DiskJob
-from kv_cache_manager_v2.device.disk_plan import plan_job
+from kv_cache_manager_v2.device.disk_plan import BatchPlan
 from kv_cache_manager_v2.device.disk_ranges import DiskRanges
 from kv_cache_manager_v2.device.disk_workers import DiskWorkers
-from kv_cache_manager_v2.device.job_gate import JobGate
+from kv_cache_manager_v2.device.job_gate import JobFlag
 from kv_cache_manager_v2.device.port import CopyBatch
 
 from .disk_bench import BASE, PAGE, FileBench
@@ -27,15 +27,18 @@ from .fake_files import FakeFiles
 NUM_LOOKS = 100
 
 
-class Gate(JobGate):
+class Gate(JobFlag):
     def __init__(self, failure: str = "") -> None:
         self.is_up = False
         self.failure = failure
 
-    def is_open(self) -> bool:
+    def is_raised(self) -> bool:
         if self.failure:
             raise OSError(self.failure)
         return self.is_up
+
+    def give(self) -> None:
+        self.is_up = True
 
 
 class Bench(FileBench):
@@ -47,7 +50,7 @@ class Bench(FileBench):
         for page in range(8):
             ctypes.memset(self.memory + page * PAGE, page, PAGE)
 
-    def write(self, disk_page: int, memory_page: int, gate: JobGate | None = None) -> DiskJob:
+    def write(self, disk_page: int, memory_page: int, gate: JobFlag | None = None) -> DiskJob:
         job = DiskJob([], [self.extent(disk_page, self.memory + memory_page * PAGE)])
         if gate is not None:
             job.gates.append(gate)
@@ -113,7 +116,7 @@ def test_what_cannot_be_planned_is_lost_and_said_to_be(caplog: pytest.LogCapture
     def run(dst_tier: CacheTier, src_tier: CacheTier, dst: int, src: int) -> DiskJob:
         batch = CopyBatch(dst_tier, src_tier, 512)
         batch.add(dst, src)
-        job = plan_job(batch, ranges)
+        job = DiskJob([], [], BatchPlan(batch, ranges))
         workers.start(job, [])
         workers.wait(job)
         job.record_failed_writes()
