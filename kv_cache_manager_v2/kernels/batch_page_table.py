@@ -19,7 +19,7 @@ joins or leaves, until the ``buffers``-th update after it. An array of the calle
 """
 
 from collections.abc import Sequence
-from typing import Any, Final, SupportsIndex, final
+from typing import Any, Final, SupportsIndex, TypeVar, final
 
 import numpy as np
 import numpy.typing as npt
@@ -35,16 +35,18 @@ from ..base.ids import INT32_MAX
 from ..manager.kv_cache import KVCache
 from ..manager.kv_cache_manager import KVCacheManager
 from ..sequence.call_guard import CallGuard
-from ..sequence.sequence_state import ACTIVE, CLOSED, SequenceState
+from ..sequence.sequence_state import ACTIVE, CLOSED
 from .batch_rows import BatchRows
 from .block_table import BlockTable
 from .csr_table import CsrTable
 from .index_limits import IndexLimits
 from .offset_table import OffsetTable
 from .output_array import INT32, flat_view, to_filler, to_output_array
-from .page_family import PageFamily, PageRule, resolve_family
+from .page_family import PageFamily, PageRule, resolve_family, validate_scratch
 from .slot_mapping import SlotMapping
 from .table_output import TableOutput
+
+Output = TypeVar("Output", bound=TableOutput)
 
 _MOST_SEQUENCES: Final = 2**20
 """More than any batch has; a number that was meant for something else would fill the memory."""
@@ -75,8 +77,6 @@ class BatchPageTable(Handle):
         "_rules",
         "_limits",
         "_may_overflow",
-        "_max_num_sequences",
-        "_max_num_blocks",
         "_has_scratch",
         "_lengths",
         "_queries",
@@ -116,14 +116,12 @@ class BatchPageTable(Handle):
             array.fill(0)
         self._manager: Final[KVCacheManager] = manager
         self._door: Final[CallGuard] = manager._shared_for_batch().guard
-        self._rows: Final = BatchRows(num_rows)
+        self._rows: Final = BatchRows(num_rows, num_blocks)
         self._outputs: Final[list[TableOutput]] = []
         self._rules: Final[list[PageRule]] = []
         self._limits: Final = IndexLimits(manager)
         self._may_overflow: Final[bool] = num_rows * num_blocks * manager.tokens_per_block > INT32_MAX
         """Whether rows that fit may have more tokens together than `kv_start_loc` counts."""
-        self._max_num_sequences: Final[int] = num_rows
-        self._max_num_blocks: Final[int] = num_blocks
         self._has_scratch: Final[bool] = manager.init_config.enable_swa_scratch_reuse
         """Whether sequences may have scratch blocks, of which their page tables do not tell."""
         self._lengths: Final = vec[i32]([0] * num_rows)
@@ -154,12 +152,7 @@ class BatchPageTable(Handle):
             number = to_filler(filler)
         else:
             number = int(rule.first_page(0)) if self._manager.init_config.reserve_null_slot else BAD_PAGE_INDEX
-        arrays = _split(out, "out", 1 + len(self._others))
-        table = BlockTable(rule, number, self._rows, self._max_num_sequences, self._max_num_blocks, arrays[0])
-        self._add_output(table)
-        for other, array in zip(self._others, arrays[1:]):
-            other.add_block_table(pages, filler=filler, out=array)
-        return table
+        return self._add_outputs([BlockTable(rule, number, table._rows, array) for table, array in self._spread(out, "out")])
 
     def add_csr(
         self,
@@ -173,27 +166,21 @@ class BatchPageTable(Handle):
         """Page lists without padding. ``max_num_pages``: of all rows together; None: the most that are possible."""
         self._require_idle("add_csr")
         rule = self._resolve(pages)
-        most = self._max_num_sequences * self._max_num_blocks * int(rule.expansion)
+        most = self._rows.max_num_rows * self._rows.max_num_blocks * int(rule.expansion)
         num_pages = most if max_num_pages is None else int(to_count(max_num_pages, "max_num_pages"))
-        starts = _split(indptr, "indptr", 1 + len(self._others))
         entries = _split(indices, "indices", 1 + len(self._others))
         lens = _split(last_page_len, "last_page_len", 1 + len(self._others))
-        table = CsrTable(rule, self._rows, self._max_num_sequences, num_pages, starts[0], entries[0], lens[0])
-        self._add_output(table)
-        for k, other in enumerate(self._others, 1):
-            other.add_csr(pages, num_pages, indptr=starts[k], indices=entries[k], last_page_len=lens[k])
-        return table
+        starts = self._spread(indptr, "indptr")
+        return self._add_outputs(
+            [CsrTable(rule, table._rows, num_pages, start, entries[k], lens[k]) for k, (table, start) in enumerate(starts)]
+        )
 
     def add_slot_mapping(self, pages: Given[PageFamily], max_num_input_tokens: SupportsIndex, *, out: object = None) -> SlotMapping:
         """The positions to which the step's input tokens are written. ``max_num_input_tokens``: of all rows in one step."""
         self._require_idle("add_slot_mapping")
-        arrays = _split(out, "out", 1 + len(self._others))
         num_tokens = int(to_count(max_num_input_tokens, "max_num_input_tokens"))
-        table = SlotMapping(self._resolve(pages), num_tokens, arrays[0])
-        self._add_output(table)
-        for other, array in zip(self._others, arrays[1:]):
-            other.add_slot_mapping(pages, num_tokens, out=array)
-        return table
+        rule = self._resolve(pages)
+        return self._add_outputs([SlotMapping(rule, num_tokens, array) for _table, array in self._spread(out, "out")])
 
     def add_offset_table(
         self,
@@ -206,22 +193,15 @@ class BatchPageTable(Handle):
         """Key and value offsets of all layers that have the role ``key_role``. ``value_role`` None: without
         values (MLA)."""
         self._require_idle("add_offset_table")
-        arrays = _split(out, "out", 1 + len(self._others))
-        table = OffsetTable(
-            self._manager,
-            self._rows,
-            self._limits,
-            self._max_num_sequences,
-            self._max_num_blocks,
-            self._to_role(key_role, "key_role"),
-            None if value_role is None else self._to_role(value_role, "value_role"),
-            None if scale_role is None else self._to_role(scale_role, "scale_role"),
-            arrays[0],
+        key = self._to_role(key_role, "key_role")
+        value = None if value_role is None else self._to_role(value_role, "value_role")
+        scale = None if scale_role is None else self._to_role(scale_role, "scale_role")
+        return self._add_outputs(
+            [
+                OffsetTable(self._manager, table._rows, self._limits, key, value, scale, array)
+                for table, array in self._spread(out, "out")
+            ]
         )
-        self._add_output(table)
-        for other, array in zip(self._others, arrays[1:]):
-            other.add_offset_table(key_role, value_role, scale_role=scale_role, out=array)
-        return table
 
     def _to_role(self, role: object, name: str) -> DataRole:
         known = sorted({buffer_id.role for buffer_id in self._manager.all_buffer_ids})
@@ -235,12 +215,19 @@ class BatchPageTable(Handle):
         self._limits.require(rule)
         return rule
 
-    def _add_output(self, output: TableOutput) -> None:
-        self._outputs.append(output)
-        for rule in output.rules():
-            self._rules.append(rule)
-            self._limits.add(rule)
-            self._rows.use_layer_group(rule.layer_group)
+    def _spread(self, given: object, name: str) -> list[tuple["BatchPageTable", object]]:
+        """The table of each buffer, with its part of the caller's array."""
+        return list(zip([self, *self._others], _split(given, name, 1 + len(self._others))))
+
+    def _add_outputs(self, outputs: list[Output]) -> Output:
+        """One for each buffer; returns this table's own."""
+        for table, output in zip([self, *self._others], outputs):
+            table._outputs.append(output)
+            for rule in output.rules():
+                table._rules.append(rule)
+                table._limits.add(rule)
+                table._rows.use_layer_group(rule.layer_group)
+        return outputs[0]
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
@@ -264,7 +251,7 @@ class BatchPageTable(Handle):
         if self._rows.find(state, beam) >= 0:
             raise ValueError(f"sequence {state.id}, beam {beam}, is in the table already")
         row = len(self._rows)
-        if row >= self._max_num_sequences:
+        if row >= self._rows.max_num_rows:
             raise ValueError(f"all {row} rows are taken; remove a sequence, or make the table with a larger max_num_sequences")
         self._rows.add(state, beam)
         for other in self._others:
@@ -411,8 +398,8 @@ class BatchPageTable(Handle):
                 if state.status == CLOSED:
                     raise LogicError(f"sequence {state.id} in row {row} is closed; remove() it from the table")
                 raise LogicError(f"sequence {state.id} in row {row} is suspended; resume() it, or remove() it from the table")
-            if state.num_blocks > self._max_num_blocks:
-                raise ValueError(f"sequence {state.id} has {state.num_blocks} blocks; the table has room for {self._max_num_blocks}")
+            if state.num_blocks > self._rows.max_num_blocks:
+                raise ValueError(f"sequence {state.id} has {state.num_blocks} blocks; the table has room for {self._rows.max_num_blocks}")
             room = state.capacity - state.history
             num_inputs = room
             if lengths is not None:
@@ -425,17 +412,7 @@ class BatchPageTable(Handle):
             rows.histories[row] = state.history
             rows.num_inputs[row] = num_inputs
             if state.scratch.num_blocks > 0:
-                self._validate_scratch(state)
-
-    def _validate_scratch(self, state: SequenceState) -> None:
-        scratch = state.scratch
-        for rule in self._rules:
-            group = rule.layer_group
-            if not rule.addresses_scratch and scratch.begins[group] < scratch.ends[group]:
-                raise ValueError(
-                    f"sequence {state.id} has scratch blocks in layer group {group}, which {rule.text} cannot address: "
-                    f"use DensePages with PageIndexMode.PER_LAYER, or run such steps apart"
-                )
+                validate_scratch(self._rules, state)
 
     def _publish_lengths(self, count: i64) -> None:
         histories = self._rows.histories
@@ -458,7 +435,7 @@ class BatchPageTable(Handle):
         no_length: i32 = 0
         last_query = i32(num_queries)
         last_key = i32(num_keys)
-        while row < self._max_num_sequences:
+        while row < self._rows.max_num_rows:
             lengths[row] = no_length
             row += 1
             queries[row] = last_query

@@ -43,9 +43,12 @@ class BatchMember:
 
 @final
 class BatchRows:
-    __slots__ = ("states", "members", "groups", "marks", "histories", "num_inputs", "is_stepping")
+    __slots__ = ("max_num_rows", "max_num_blocks", "states", "members", "groups", "marks", "histories", "num_inputs", "is_stepping")
 
-    def __init__(self, max_num_rows: i64) -> None:
+    def __init__(self, max_num_rows: int, max_num_blocks: int) -> None:
+        """``max_num_blocks``: of a row."""
+        self.max_num_rows: Final[int] = max_num_rows
+        self.max_num_blocks: Final[int] = max_num_blocks
         self.states: Final[list[SequenceState]] = []
         """By row: the state of the sequence or beam."""
         self.members: Final[list[BatchMember]] = []
@@ -67,7 +70,7 @@ class BatchRows:
                 for member in self.members:
                     member.readers[position].record_all()
                 return group
-        group = GroupRows(layer_group, len(self.marks))
+        group = GroupRows(layer_group, self.max_num_rows)
         self.groups.append(group)
         for row, state in enumerate(self.states):
             self._add_reader(row, state, layer_group)

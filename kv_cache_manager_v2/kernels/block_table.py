@@ -31,9 +31,9 @@ class BlockTable(TableOutput):
 
     __slots__ = ("array", "filler", "_writer", "_rows")
 
-    def __init__(self, rule: PageRule, filler: int, rows: BatchRows, max_num_rows: int, max_num_blocks: int, out: object) -> None:
-        width = max_num_blocks * int(rule.expansion)
-        self.array: npt.NDArray[np.int32] = to_output_array(out, "out", (max_num_rows, width), INT32)
+    def __init__(self, rule: PageRule, filler: int, rows: BatchRows, out: object) -> None:
+        width = rows.max_num_blocks * int(rule.expansion)
+        self.array: npt.NDArray[np.int32] = to_output_array(out, "out", (rows.max_num_rows, width), INT32)
         """All rows, for kernels and graphs whose batch is padded to its maximum; vacant rows are filler."""
         self._own = [self.array]
         self.array.fill(filler)

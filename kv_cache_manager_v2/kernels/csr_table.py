@@ -72,9 +72,8 @@ class CsrTable(TableOutput):
         "_num_published",
     )
 
-    def __init__(
-        self, rule: PageRule, rows: BatchRows, max_num_rows: int, max_num_pages: int, indptr: object, indices: object, last_page_len: object
-    ) -> None:
+    def __init__(self, rule: PageRule, rows: BatchRows, max_num_pages: int, indptr: object, indices: object, last_page_len: object) -> None:
+        max_num_rows = rows.max_num_rows
         self.indptr: npt.NDArray[np.int32] = to_output_array(indptr, "indptr", (max_num_rows + 1,), INT32)
         self.indices: npt.NDArray[np.int32] = to_output_array(indices, "indices", (max_num_pages,), INT32)
         self.last_page_len: npt.NDArray[np.int32] = to_output_array(last_page_len, "last_page_len", (max_num_rows,), INT32)

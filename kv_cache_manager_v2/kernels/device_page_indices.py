@@ -28,7 +28,7 @@ from ..manager.kv_cache_manager import KVCacheManager
 from ..sequence.sequence_state import ACTIVE, SequenceState
 from .index_limits import IndexLimits
 from .output_array import to_filler
-from .page_family import DensePages, PageRule, resolve_family
+from .page_family import DensePages, PageRule, resolve_family, validate_scratch
 
 
 KERNEL_NAME: Final = "convert_page_indices"
@@ -238,10 +238,7 @@ class DevicePageIndices(Handle):
                 raise LogicError(f"sequence {state.id} is not active; resume() it first")
             if state.num_blocks > self._max_num_blocks:
                 raise ValueError(f"sequence {state.id} has {state.num_blocks} blocks; there is room for {self._max_num_blocks}")
-            for rule in self._rules:
-                group = rule.layer_group
-                if not rule.addresses_scratch and state.scratch.begins[group] < state.scratch.ends[group]:
-                    raise ValueError(f"sequence {state.id} has scratch blocks, which {rule.text} cannot address")
+            validate_scratch(self._rules, state)
 
     def _fill(self, staging: _Staging, states: list[SequenceState], width: int) -> list[int]:
         """Write the inputs one after another; returns the first words of base, lengths, scratch, slots and rules, and the

@@ -108,8 +108,6 @@ class OffsetTable(TableOutput):
         manager: KVCacheManager,
         rows: BatchRows,
         limits: IndexLimits,
-        max_num_rows: int,
-        max_num_blocks: int,
         key_role: DataRole,
         value_role: DataRole | None,
         scale_role: DataRole | None,
@@ -122,8 +120,8 @@ class OffsetTable(TableOutput):
         pools = plan_virtual_pools(manager, key_role, value_role, self.layer_ids)
         for pool in pools:
             limits.require(pool.key)
-        width = max_num_blocks * max([int(pool.key.expansion) for pool in pools])
-        shape = (len(pools), max_num_rows, 2, width)
+        width = rows.max_num_blocks * max([int(pool.key.expansion) for pool in pools])
+        shape = (len(pools), rows.max_num_rows, 2, width)
         self.offsets: npt.NDArray[np.int32] = to_output_array(out, "out", shape, INT32)
         self._own = [self.offsets]
         self.offsets.fill(0)
@@ -154,7 +152,7 @@ class OffsetTable(TableOutput):
                 self.pool_mapping[self.layer_ids.index(layer_id)] = (index, position)
             for plane, rule in ((0, pool.key), (1, pool.value)):
                 used = rule if is_per_layer else rule.moved_by(-first_offset)
-                first = (index * max_num_rows * 2 + plane) * width
+                first = (index * rows.max_num_rows * 2 + plane) * width
                 places.append((used, first))
         # Rows track no layer group for a table that could not be made.
         self._writers: Final[list[RowWriter]] = []

@@ -20,6 +20,7 @@ from ..base.given import Given
 from ..base.ids import DataRole, LayerId, PageIndexMode
 from ..base.value import Value
 from ..manager.kv_cache_manager import KVCacheManager
+from ..sequence.sequence_state import SequenceState
 
 
 @final
@@ -107,6 +108,18 @@ def resolve_family(manager: KVCacheManager, family: object) -> PageRule:
         tokens // converter.expansion,
         repr(family),
     )
+
+
+def validate_scratch(rules: list[PageRule], state: SequenceState) -> None:
+    """`ValueError` if the sequence has scratch blocks that one of the rules cannot address."""
+    scratch = state.scratch
+    for rule in rules:
+        group = rule.layer_group
+        if not rule.addresses_scratch and scratch.begins[group] < scratch.ends[group]:
+            raise ValueError(
+                f"sequence {state.id} has scratch blocks in layer group {group}, which {rule.text} cannot address: "
+                f"use DensePages with PageIndexMode.PER_LAYER, or run such steps apart"
+            )
 
 
 def _require_pages_per_block(manager: KVCacheManager, layer_group_id: int) -> None:

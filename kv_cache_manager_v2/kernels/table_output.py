@@ -26,7 +26,6 @@ class TableOutput(Handle, metaclass=ABCMeta):
     @abstractmethod
     def rules(self) -> list[PageRule]:
         """The rules of its entries; they name the layer groups that it reads."""
-        raise NotImplementedError("TableOutput.rules is for subclasses to define")
 
     def validate(self, rows: BatchRows) -> None:
         """`ValueError` if the step does not fit into the arrays."""
@@ -40,7 +39,6 @@ class TableOutput(Handle, metaclass=ABCMeta):
     @abstractmethod
     def _show(self, written: "TableOutput") -> None:
         """The public arrays are from now on those that ``written`` writes: this output, or its like in another buffer."""
-        raise NotImplementedError("TableOutput._show is for subclasses to define")
 
     def clear_row(self, row: i64) -> None:
         """The last row became vacant: clear it."""

@@ -49,7 +49,7 @@ def test_a_format_of_ones_own(seed):
         groups = range(len(manager.layer_grouping))
         formats = [PagePresence(resolve_family(manager, StridedPages(group))) for group in groups]
         for output in formats:
-            table._add_output(output)
+            table._add_outputs([output])
         sequences = []
         for _step in range(12):
             if len(sequences) < ROWS and rng.random() < 0.6:
