@@ -18,7 +18,7 @@ from ..storage.eviction.segment_records import NEVER
 
 def apply_hint(shared: SharedState, kind: int, scope: ReuseScope, packed: bytes, value: int, duration: int) -> HintResult:
     """Apply it to the blocks that are there. ``kind``: as in the journal; ``value``: the priority or level."""
-    blocks = shared.tree.find_path(scope, packed)
+    blocks = shared.tree.find_path(shared.tree.find_root(scope), packed, 0)
     num_found = _count_tokens(shared, blocks)
     if kind == WARM:
         num_accepted = num_found if try_prefetch_blocks(shared, blocks, value) else 0

@@ -43,7 +43,9 @@ class Match:
 class Matcher:
     """Finds matches in one tree. Holds nothing."""
 
-    __slots__ = ("_tree", "_rows", "_tokens_per_block", "_unbounded", "_windowed", "_windowed_cycles", "_partial")
+    __slots__ = (
+        "_tree", "_rows", "_tokens_per_block", "_unbounded", "_windowed", "_windowed_cycles", "_partial", "is_windowed", "has_attention",
+    )  # fmt: skip
 
     def __init__(self, tree: RadixTree, life_cycles: LifeCycleRegistry, tokens_per_block: int, enable_partial_reuse: bool) -> None:
         self._tree: Final = tree
@@ -61,11 +63,10 @@ class Matcher:
                 self._windowed.append(life_cycle_id)
                 self._windowed_cycles.append(cycle)
         self._partial: Final = enable_partial_reuse
-
-    @property
-    def has_attention(self) -> bool:
+        self.is_windowed: Final[bool] = len(self._windowed) > 0
+        """Whether some layers have a window."""
+        self.has_attention: Final[bool] = self.is_windowed or len(self._unbounded) > 0
         """Whether any layer needs pages of the matched blocks."""
-        return len(self._unbounded) + len(self._windowed) > 0
 
     def find_longest(self, root: Block | None, packed: bytes) -> Match:
         """The longest reusable prefix of the packed tokens below ``root``; an empty match if there is none."""
@@ -119,19 +120,13 @@ class Matcher:
         request; at least those of ``match``."""
         size = self._tokens_per_block
         block_bytes = self._tree.block_bytes
-        num_bytes: i64 = len(packed)
         ordinal = match.num_tokens // size
         node = match.blocks[ordinal - 1] if ordinal > 0 else root
-        position = ordinal * block_bytes
-        while position < num_bytes:
-            rest = packed[position : position + block_bytes]
-            child = self._tree.find_child(node, rest)
-            if child is None:
-                break
-            node = child
-            position += len(rest)
-        num_tokens = position // TOKEN_BYTES
-        rest = packed[position : position + block_bytes]
+        known = self._tree.find_path(node, packed, ordinal * block_bytes)
+        if len(known) > 0:
+            node = known[-1]
+        num_tokens = min((ordinal + len(known)) * size, len(packed) // TOKEN_BYTES)
+        rest = packed[num_tokens * TOKEN_BYTES : num_tokens * TOKEN_BYTES + block_bytes]
         num_shared = count_shared_with_children(self._tree, node, rest) if self._partial else 0
         num_dropped = self._tree.dropped_ends.count_tokens(node, rest)
         return num_tokens + (num_shared if num_shared > num_dropped else num_dropped)
@@ -174,11 +169,6 @@ class Matcher:
                     return ordinal
                 ordinal -= 1
         return NONE_MISSING
-
-    @property
-    def is_windowed(self) -> bool:
-        """Whether some layers have a window."""
-        return len(self._windowed_cycles) > 0
 
     def has_windows(self, blocks: list[Block], num_blocks: i64, num_tokens: i64) -> bool:
         """Whether the first ``num_blocks`` blocks have all pages that windowed life cycles need at that history."""

@@ -123,18 +123,16 @@ class RadixTree(PageOwner):
         """Whether it is a retired root, or below one."""
         return len(self._retired) > 0 and int(block.first_page) in self._retired
 
-    def find_path(self, scope: ReuseScope, packed: bytes) -> list[Block]:
-        """The blocks of the packed tokens that are in the tree, from the root on, whatever pages they have left."""
+    def find_path(self, node: Block | None, packed: bytes, position: i64) -> list[Block]:
+        """The blocks below ``node`` that hold the packed tokens from ``position`` on, by content alone: whole ones, and one that is
+        just the last tokens."""
         blocks: list[Block] = []
-        node = self._roots.get(scope)
-        position: i64 = 0
         num_bytes: i64 = len(packed)
         while node is not None and position < num_bytes:
-            end = position + self.block_bytes if position + self.block_bytes < num_bytes else num_bytes
-            node = self.find_child(node, packed[position:end])
+            node = self.find_child(node, packed[position : position + self.block_bytes])
             if node is not None:
                 blocks.append(node)
-            position = end
+            position += self.block_bytes
         return blocks
 
     # -- pins ---------------------------------------------------------------------------------------------------------

@@ -177,16 +177,8 @@ class StateMatcher:
         block_bytes = self._tree.block_bytes
         ordinal = attention.num_tokens // self._tokens_per_block
         node = attention.blocks[ordinal - 1] if ordinal > 0 else root
-        position = ordinal * block_bytes
-        num_bytes: i64 = len(packed)
-        while position + block_bytes <= num_bytes:
-            child = self._tree.find_child(node, packed[position : position + block_bytes])
-            if child is None:
-                break
-            node = child
-            ordinal += 1
-            position += block_bytes
-        return node, ordinal
+        known = self._tree.find_path(node, packed, ordinal * block_bytes)[: int(len(packed) // block_bytes - ordinal)]
+        return known[-1] if len(known) > 0 else node, ordinal + len(known)
 
     def _find_branch(self, node: Block, ordinal: i64, packed: bytes) -> i64:
         """Where the prompt leaves what the tree knows; 0 if it stays on a known path, or follows none. ``node``: its last known block."""

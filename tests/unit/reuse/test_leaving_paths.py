@@ -114,8 +114,8 @@ def publish(manager: KVCacheManager, prompt: list[int]) -> list[Block]:
             end = min(end, len(prompt))
             assert kv_cache.resize(end)
             kv_cache.commit(prompt[kv_cache.num_committed_tokens : end])
-    scope = kv_cache.reuse_scope
-    return manager._shared.tree.find_path(scope, array("i", prompt).tobytes())
+    tree = manager._shared.tree
+    return tree.find_path(tree.find_root(kv_cache.reuse_scope), array("i", prompt).tobytes(), 0)
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -20,7 +20,7 @@ def test_a_run_is_followed_into_eight_children(num_children: int, num_useless: i
         for child in range(num_children):
             run_prompt(manager, shared + [100 * child + position for position in range(100, 100 + T)]).close()
         tree = manager._shared.tree
-        first, second = tree.find_path(ReuseScope(), pack_tokens(shared, tree.digests, False))
+        first, second = tree.find_path(tree.find_root(ReuseScope()), pack_tokens(shared, tree.digests, False), 0)
         assert second.only_child is not None or (second.children is not None and second.children.count == num_children)
         pages = list(tree._runs.find_useless(first, 1))
         assert len(pages) == num_useless
@@ -35,7 +35,8 @@ def test_a_run_that_has_become_too_short_is_useless_whatever_was_known(forgets: 
         prompt = list(range(8 * T))
         run_prompt(manager, prompt).close()
         tree = manager._shared.tree
-        pages = [block.first_page + 1 for block in tree.find_path(ReuseScope(), pack_tokens(prompt, tree.digests, False))]
+        path = tree.find_path(tree.find_root(ReuseScope()), pack_tokens(prompt, tree.digests, False), 0)
+        pages = [block.first_page + 1 for block in path]
         blocks = [tree.pool.block_of_page(page) for page in pages]
         found: list[list[int]] = []
         for lost in (3, 7, 6):
