@@ -15,7 +15,7 @@ from mypy_extensions import i64
 from ..base.checks import is_bytes, to_count, to_counts, to_list
 from ..base.errors import LogicError
 from ..journal.journal_format import COMMIT_BEAMS, COMMIT_LAST, COMMIT_TREE, PUBLISH_PLANNED
-from ..reuse.token_packing import TOKEN_BYTES, pack_tokens
+from ..reuse.token_packing import TOKEN_BYTES, pack_tokens, view_of
 from ..sequence import commit as commit_steps
 from ..sequence import page_arrivals
 from ..sequence.beams import gather_tokens, validate_sources
@@ -72,7 +72,7 @@ def _take_given(state: SequenceState, tokens: object) -> bytes | None:
         return None
     if given.num_tokens - end < state.shared.tokens_per_block:
         state.request.given = None
-    _validate_for_forks(state, packed)
+    _validate_content(state, packed)
     return packed
 
 
@@ -121,9 +121,8 @@ def _pack_given(state: SequenceState, num_tokens: i64, capacity: i64) -> bytes:
             f"sequence {state.id}: {count} input tokens after {begin} committed ones exceed the capacity of {capacity}; "
             f"resize() first, or give num_tokens"
         )
-    require_written(state, begin + count)
     packed = b"" if given is None else given.pack(begin, begin + count, state.shared.tree.digests)
-    _validate_for_forks(state, packed)
+    _validate_content(state, packed)
     return packed
 
 
@@ -178,16 +177,8 @@ def commit_nodes(state: SequenceState, tokens: Tokens, accepted_positions: Seque
 def offer_tokens(state: SequenceState, tokens: Tokens) -> int:
     """How many of the tokens, which follow the committed ones, are offered before they are committed."""
     tree = state.shared.tree
-    num_tokens = _count_tokens(tokens, "tokens")
-    if state.num_committed + num_tokens > state.capacity:
-        raise ValueError(
-            f"sequence {state.id}: {num_tokens} planned tokens after {state.num_committed} committed ones exceed the capacity of "
-            f"{state.capacity}; resize() first"
-        )
-    packed = pack_tokens(tokens, tree.digests, True)
+    packed = _pack_within(state, tokens, "tokens", "planned tokens")
     try:
-        if len(packed) // TOKEN_BYTES != num_tokens:
-            raise ValueError(f"sequence {state.id}: there are {len(packed) // TOKEN_BYTES} tokens, their len() is {num_tokens}")
         validate_offered_tokens(state, packed)
         num_offered: i64 = 0
         if not state.shared.has_state:
@@ -204,6 +195,9 @@ def offer_tokens(state: SequenceState, tokens: Tokens) -> int:
 def _count_tokens(tokens: object, name: str) -> int:
     if isinstance(tokens, (list, tuple)):
         return len(tokens)  # what follows asks an abstract class, which takes longer than all else of a small commit
+    view = None if is_bytes(tokens) else view_of(tokens)
+    if view is not None and view.ndim == 1:
+        return len(view)
     is_unordered = isinstance(tokens, (str, Mapping, set, frozenset)) or is_bytes(tokens)
     if is_unordered or not isinstance(tokens, Sized) or getattr(tokens, "ndim", 1) == 0:
         raise TypeError(f"{name} must be a sequence of int / bytes or an integer buffer, not {type(tokens).__name__}")
@@ -212,30 +206,37 @@ def _count_tokens(tokens: object, name: str) -> int:
 
 def _pack(state: SequenceState, tokens: Tokens, name: str = "accepted_input_tokens") -> bytes:
     """The tokens of a commit, validated; their digests are counted for this sequence."""
-    tree = state.shared.tree
-    num_tokens = _count_tokens(tokens, name)
-    if state.num_committed + num_tokens > state.capacity:
-        raise ValueError(
-            f"sequence {state.id}: {num_tokens} tokens after {state.num_committed} committed ones exceed the capacity of "
-            f"{state.capacity}; resize() first"
-        )
-    require_written(state, state.num_committed + num_tokens)
-    packed = pack_tokens(tokens, tree.digests, True, name)
-    if len(packed) // TOKEN_BYTES != num_tokens:
-        tree.digests.release(packed)
-        raise ValueError(f"sequence {state.id}: there are {len(packed) // TOKEN_BYTES} tokens, their len() is {num_tokens}")
-    _validate_for_forks(state, packed)
+    packed = _pack_within(state, tokens, name, "tokens")
+    _validate_content(state, packed)
     return packed
 
 
-def _validate_for_forks(state: SequenceState, packed: bytes) -> None:
-    """Forks that share a block have committed no other tokens for it; if some have, the digests count no more."""
+def _pack_within(state: SequenceState, tokens: object, name: str, noun: str) -> bytes:
+    """As many tokens as the capacity has room for; their digests are counted."""
+    digests = state.shared.tree.digests
+    num_tokens = _count_tokens(tokens, name)
+    if state.num_committed + num_tokens > state.capacity:
+        raise ValueError(
+            f"sequence {state.id}: {num_tokens} {noun} after {state.num_committed} committed ones exceed the capacity of "
+            f"{state.capacity}; resize() first"
+        )
+    packed = pack_tokens(tokens, digests, True, name)
+    if len(packed) // TOKEN_BYTES != num_tokens:
+        digests.release(packed)
+        raise ValueError(f"sequence {state.id}: there are {len(packed) // TOKEN_BYTES} tokens, their len() is {num_tokens}")
+    return packed
+
+
+def _validate_content(state: SequenceState, packed: bytes) -> None:
+    """The step that writes them has begun, and forks that share a block have committed no other tokens for it; else the digests count no
+    more."""
     tree = state.shared.tree
-    if state.forked_end > state.num_published:
-        try:
+    try:
+        require_written(state, state.num_committed + len(packed) // TOKEN_BYTES)
+        if state.forked_end > state.num_published:
             validate_same_tokens(state, packed)
-        except (ValueError, LogicError):
-            tree.digests.release(packed)
-            raise
+    except (ValueError, LogicError):
+        tree.digests.release(packed)
+        raise
     if len(tree.digests) > 0:
         tree.has_digests = True

@@ -49,6 +49,15 @@ def pack_tokens(tokens: object, digests: DigestTable, acquire: bool, name: str =
     return _pack_buffer(view, name)
 
 
+def view_of(tokens: object) -> memoryview | None:
+    """Of a buffer; None of anything else."""
+    buffer: Any = tokens
+    try:
+        return memoryview(buffer)
+    except (TypeError, ValueError):
+        return None
+
+
 def pack_beginning(tokens: object, packed: bytes, digests: DigestTable, name: str) -> bytes:
     """More of the first tokens than the ``packed`` ones, eight times as many, for a look-up: a long list is not packed whole where the
     tree ends sooner. All tokens where they are no list of ids alone."""
@@ -201,7 +210,8 @@ def _convert_with_numpy(view: memoryview, name: str) -> bytes:
         raise TypeError(f"{name} must be integers, not {array.dtype}")
     if len(array) == 0:
         return b""
-    if int(array.min()) < 0 or int(array.max()) > MAX_TOKEN_ID:
+    # Not `array.min()`, which is Python.
+    if int(np.minimum.reduce(array)) < 0 or int(np.maximum.reduce(array)) > MAX_TOKEN_ID:
         position = int(((array < 0) | (array > MAX_TOKEN_ID)).argmax())
         raise ValueError(f"{name}[{position}] is {array[position]}: ids are 0 <= id < 2**31")
     return array.astype(np.int32).tobytes()
