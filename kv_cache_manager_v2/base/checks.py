@@ -196,7 +196,7 @@ def to_items(value: object, name: str) -> list[tuple[object, object]]:
 
 def to_short_list(values: object, name: str, most: int) -> list[object]:
     """`to_list` of what has at most ``most`` items; more are a `ValueError`, where they can be counted before they are listed."""
-    if isinstance(values, Sequence):
+    if isinstance(values, (list, tuple, Sequence)):
         _require_at_most(len(values), name, most)
     items = to_list(values, name)
     _require_at_most(len(items), name, most)
@@ -214,8 +214,9 @@ def to_list(values: object, name: str) -> list[object]:
 
     A copy, since an item's own code may change the caller's list while it is gone through: compiled code would write past its end.
     """
-    if type(values) is list:
-        return cast("list[object]", values).copy()
+    if type(values) is list or type(values) is tuple:
+        # First: to ask for an abstract class is interpreted code, also compiled.
+        return list(cast("Iterable[object]", values))
     if isinstance(values, (str, Mapping, set, frozenset)) or is_bytes(values):
         raise TypeError(f"{name} must be a sequence, not {type(values).__name__}")
     to_ints = getattr(values, "tolist", None)

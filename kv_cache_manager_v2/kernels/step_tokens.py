@@ -8,7 +8,7 @@ from mypy_extensions import i64
 from rawref import pack_int32
 
 from ..base.checks import has_attribute, is_bytes, shown, to_int, to_list
-from ..reuse.token_packing import MAX_TOKEN_ID, TOKEN_BYTES
+from ..reuse.token_packing import MAX_TOKEN_ID, TOKEN_BYTES, view_of
 
 _ARRAY: Final[Any] = np.ndarray
 _INT32: Final[Any] = np.dtype(np.int32)
@@ -37,7 +37,7 @@ def pack_step_tokens(tokens: object, num_rows: i64) -> bytes:
 
 def _is_list(tokens: object) -> bool:
     """Whether it is a sequence of ints that is no array of them."""
-    return isinstance(tokens, Sequence) and not (isinstance(tokens, str) or is_bytes(tokens) or _has_buffer(tokens))
+    return isinstance(tokens, (list, tuple)) or (view_of(tokens) is None and isinstance(tokens, Sequence) and not isinstance(tokens, str))
 
 
 def _pack_list(tokens: object) -> bytes:
@@ -50,7 +50,7 @@ def _pack_list(tokens: object) -> bytes:
 
 
 def _pack_array(tokens: object) -> bytes:
-    if isinstance(tokens, str) or is_bytes(tokens) or not (has_attribute(tokens, "__array__") or _has_buffer(tokens)):
+    if isinstance(tokens, str) or is_bytes(tokens) or not (has_attribute(tokens, "__array__") or view_of(tokens) is not None):
         raise TypeError(f"tokens must be a sequence of ids or an array of integers, not {type(tokens).__name__}")
     array: Any = np.asarray(tokens)
     if array.ndim == 0:
@@ -60,20 +60,11 @@ def _pack_array(tokens: object) -> bytes:
     if array.dtype.kind not in "iu":
         raise TypeError(f"tokens must be integers, not {array.dtype}")
     wrong = (array < -1) | (array > MAX_TOKEN_ID)
-    if wrong.any():
+    if np.logical_or.reduce(wrong):
         position = int(wrong.argmax())
         raise ValueError(_out_of_range(position, int(array[position])))
     converted: bytes = array.astype(np.int32).tobytes()
     return converted
-
-
-def _has_buffer(tokens: object) -> bool:
-    buffer: Any = tokens
-    try:
-        memoryview(buffer)
-    except TypeError:
-        return False
-    return True
 
 
 def _out_of_range(position: int, number: int) -> str:

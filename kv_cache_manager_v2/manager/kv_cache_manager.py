@@ -968,7 +968,9 @@ class KVCacheManager(Handle):
         with self._shared.guard as journal:
             lists = self._require_lists("take_copies")
             number, copies = lists.take(after)
-            self._open_sequences.note_written()
+            for state in self._open_sequences.states():
+                # The step that follows writes what sequences have room for.
+                state.request.written_end = state.capacity
             journal.record(TAKE, number - 1, len(copies))
             return number, copies
 

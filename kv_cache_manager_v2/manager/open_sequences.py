@@ -91,19 +91,18 @@ class OpenSequences:
             self._not_counted.append(state)
         self._handles[state.request.serial] = rawref.ref(handle)
 
-    def note_written(self) -> None:
-        """A list of copies was taken: the step that follows writes what sequences have room for."""
-        for state in self._states.values():
-            state.request.written_end = state.capacity
-
     def close(self, state: SequenceState) -> None:
         """Publish what is committed, and release all that the sequence holds."""
         self._release(state)
-        self._states.pop(state.request.serial, None)
-        self._handles.pop(state.request.serial, None)
+        serial = state.request.serial
+        # Either may lack one whose making was interrupted.
+        if serial in self._states:
+            del self._states[serial]
+        if serial in self._handles:
+            del self._handles[serial]
         if not state.request.is_counted and state in self._not_counted:
             self._not_counted.remove(state)
-        state.shared.guard.journal.close(state.request.serial, state.request.continues)
+        state.shared.guard.journal.close(serial, state.request.continues)
         # Last: Ctrl-C may come while a disk is written.
         offload_if_idle(state.shared)
 

@@ -44,8 +44,9 @@ from .window_runs import WindowRuns
 @final
 class RadixTree(PageOwner):
     __slots__ = (
-        "storage", "pool", "digests", "block_bytes", "history", "has_digests", "_roots", "_scopes", "_retired", "_epoch", "_is_unbounded",
-        "_has_page_per_block", "_runs", "_path", "_next_root", "_makes_keys", "nodes", "dropped_ends",
+        "storage", "pool", "digests", "block_bytes", "history", "has_digests", "_roots", "_latest_scope", "_latest_root", "_scopes",
+        "_retired", "_epoch", "_is_unbounded", "_has_page_per_block", "_runs", "_path", "_next_root", "_makes_keys", "nodes",
+        "dropped_ends",
     )  # fmt: skip
 
     def __init__(self, storage: PageStorage, life_cycles: LifeCycleRegistry, tokens_per_block: int) -> None:
@@ -61,6 +62,9 @@ class RadixTree(PageOwner):
         self.has_digests = False
         """Whether a digest was ever published: without one, no key needs to be searched for digests."""
         self._roots: Final[dict[ReuseScope, Block]] = {}
+        self._latest_scope: ReuseScope | None = None
+        """The one that was looked for last, unless roots have come or gone since."""
+        self._latest_root: Block | None = None
         self._scopes: Final[dict[int, ReuseScope]] = {}
         """By the first page id of the root, retired ones included."""
         self._retired: Final[dict[int, tuple[Block, int]]] = {}
@@ -79,16 +83,21 @@ class RadixTree(PageOwner):
     # -- roots --------------------------------------------------------------------------------------------------------
 
     def find_root(self, scope: ReuseScope) -> Block | None:
-        return self._roots.get(scope)
+        if scope is not self._latest_scope:
+            # A scope's hash is Python's to call, and most requests have the scope of the one before.
+            self._latest_root = self._roots.get(scope)
+            self._latest_scope = scope
+        return self._latest_root
 
     def pin_root(self, scope: ReuseScope) -> Block:
         """The scope's root, made if it is not there, with one more pin."""
-        root = self._roots.get(scope)
+        root = self.find_root(scope)
         if root is None:
             root = Block(self._next_root)
             self._next_root -= 1
             root.content_key = text_key(repr((scope.lora_id, scope.salt)).encode(errors="surrogatepass"))
             self._roots[scope] = root
+            self._latest_root = root
             self._scopes[int(root.first_page)] = scope
             sink = self.storage.sink
             if sink is not None:
@@ -97,6 +106,10 @@ class RadixTree(PageOwner):
                 self.history.record_root(root.first_page, scope)
         root.num_pins += 1
         return root
+
+    def _remove_root(self, scope: ReuseScope) -> None:
+        self._latest_scope = self._latest_root = None
+        del self._roots[scope]
 
     def reserve(self) -> None:
         """Take addresses for a block in every slot that there is now; what has none yet is copied, once."""
@@ -295,7 +308,7 @@ class RadixTree(PageOwner):
             if block.first_page < 0:
                 scope = self._scopes.pop(int(block.first_page))
                 if self._retired.pop(int(block.first_page), None) is None:
-                    del self._roots[scope]
+                    self._remove_root(scope)
                     self._announce_root_gone(block)
                 if self.nodes is not None:
                     self.nodes.forget(block)
@@ -552,13 +565,13 @@ class RadixTree(PageOwner):
         self._epoch += 1
         self.dropped_ends.clear()
         for scope in scopes:
-            root = self._roots.get(scope)
+            root = self.find_root(scope)
             if root is not None:
                 for child in self.children_of(root):
                     self._drop_below(child, cause, None)
                     self.prune(child)
                 if scope in self._roots:
-                    del self._roots[scope]
+                    self._remove_root(scope)
                     self._retire_rest(root, cause)
 
     def _retire_rest(self, root: Block, cause: i64) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, final
 
 from mypy_extensions import i64
 
 from ..reuse.digest_table import DigestTable
-from ..reuse.token_packing import TOKEN_BYTES, has_digest, pack_tokens
+from ..reuse.token_packing import TOKEN_BYTES, has_digest, pack_tokens, view_of
 
 if TYPE_CHECKING:
     from ..reuse.token_forms import Tokens
@@ -23,8 +22,10 @@ class GivenTokens:
         self.num_tokens: Final[i64] = len(packed) // TOKEN_BYTES
         self._packed: Final = packed
         mixed: list[object] | None = None
-        if isinstance(tokens, Sequence) and has_digest(packed):
-            mixed = list(tokens)
+        # A buffer has no digests. Lists come first: to find out that one is no buffer takes an exception.
+        if (isinstance(tokens, (list, tuple)) or view_of(tokens) is None) and has_digest(packed):
+            listed: Any = tokens
+            mixed = list(listed)
         self._mixed: Final[list[object] | None] = mixed
         """The tokens as they were given, where digests are among them: a digest is counted once for each commit, and may be new."""
 
@@ -48,17 +49,14 @@ class GivenTokens:
         """
         if self._mixed is not None or isinstance(tokens, (list, tuple)):
             return None
-        buffer: Any = tokens
-        try:
-            view = memoryview(buffer)
-            num_tokens = len(buffer)
-        except (TypeError, ValueError):
+        view = view_of(tokens)
+        if view is None:
             return None
         if view.format != "i" or view.ndim != 1 or not view.c_contiguous:
             return None
         first_byte = int(begin * TOKEN_BYTES)
         num_bytes = view.nbytes
-        if num_tokens * TOKEN_BYTES != num_bytes or not self._packed.startswith(view, first_byte):
+        if not self._packed.startswith(view, first_byte):
             return None
         if first_byte == 0 and num_bytes == len(self._packed):
             return self._packed

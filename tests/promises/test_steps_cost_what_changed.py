@@ -9,14 +9,18 @@ import sys
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
 from typing import Any, overload
 
+import kv_cache_manager_v2
+import numpy as np
 import pytest
 from forwarding_device import ForwardingDevice
 from small_models import config_of, manager_of, run_prompt
 from tiered_models import Bench, tiered_config
 
-from kv_cache_manager_v2 import CopyBatch, HostDevice, KVCache, KVCacheManager
+from kv_cache_manager_v2 import CopyBatch, DecodeBatch, HostDevice, KVCache, KVCacheManager
 
 BLOCK = 4
 WINDOWS: dict[int, list[int | None]] = {1: [None], 2: [None, 8], 4: [None, 8, 16, 12]}
@@ -293,3 +297,40 @@ def test_priorities_are_asked_once_for_each_page_that_is_made() -> None:
             for capacity in range(1, 6 * BLOCK + 1):
                 assert kv_cache.resize(capacity)
     assert asked == Counter({(ordinal, window): 1 for ordinal in range(6) for window in (0, 8)})
+
+
+OURS: tuple[str, ...] = (str(Path(kv_cache_manager_v2.__file__).parent), str(Path(__file__).parent.parent))
+STAND_INS = ("mypy_extensions.py", "typing.py")
+"""What the interpreted build calls for types that are C's own, and for casts, where compiled code has no call."""
+
+
+@pytest.mark.parametrize("form", [list, tuple, lambda tokens: np.array(list(tokens), np.int32), lambda tokens: np.array(list(tokens))])
+def test_a_request_and_its_steps_run_no_other_python(form: Callable[[range], Any]) -> None:
+    """Not an abstract class's `isinstance`, nor a dataclass's hash: one is more work than all else of a small step."""
+    foreign: Counter[str] = Counter()
+
+    def look(frame: FrameType, event: str, argument: object) -> None:
+        name = frame.f_code.co_filename
+        if event == "call" and not name.startswith(OURS) and not name.endswith(STAND_INS):
+            foreign[frame.f_code.co_qualname] += 1
+
+    prompt, rest, more, last = form(range(60)), form(range(60, 70)), form(range(70, 72)), form(range(72, 73))
+    with manager_of([None, 8], num_slots=200) as manager:
+        run_prompt(manager, range(40)).close()
+        batch = DecodeBatch(manager, 4, 40)
+        sys.setprofile(look)
+        try:
+            kv_cache = manager.create_kv_cache(input_tokens=prompt)
+            assert kv_cache.resume() and kv_cache.resize(60)
+            kv_cache.commit_input()
+            assert kv_cache.resize(70)
+            kv_cache.commit(rest)
+            assert manager.resize_batch([kv_cache], [72]) == 1 and manager.probe_reuse(None, prompt) > 0
+            kv_cache.commit(more)
+            batch.join(kv_cache)
+            assert batch.step() == [] and batch.step(last) == []
+            batch.leave(kv_cache)
+            kv_cache.close()
+        finally:
+            sys.setprofile(None)
+    assert foreign == {}
