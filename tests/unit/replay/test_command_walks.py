@@ -99,7 +99,9 @@ def test_a_closed_pipe_is_a_signal_to_the_shell(folder: Path) -> None:
 def test_names_outside_the_encoding_are_escaped(folder: Path, tmp_path: Path, encoding: str) -> None:
     odd = tmp_path / "t\u00fc\u2603\udcff"
     shutil.copytree(folder, odd)
-    for call in calls_of(odd).values():
+    for command, call in calls_of(odd).items():
+        if command == "selftest":
+            continue  # it names no file
         output = io.BytesIO()
         with redirect_stdout(io.TextIOWrapper(output, encoding=encoding)):
             assert main(call) == EXIT_OK, call
