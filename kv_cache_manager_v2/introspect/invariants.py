@@ -44,6 +44,22 @@ class _Tally:
         self.twin_users: Final[dict[int, int]] = {}
         """By twin page, the sequences that use it."""
 
+    def hold(self, page: int, is_locked: bool) -> None:
+        """One more owner has the page, and keeps it where it is if ``is_locked``."""
+        self.holds[page] = self.holds.get(page, 0) + 1
+        if is_locked:
+            self.locks[page] = self.locks.get(page, 0) + 1
+
+    def pin(self, block: Block) -> None:
+        first_page = int(block.first_page)
+        self.pins[first_page] = self.pins.get(first_page, 0) + 1
+
+    def own(self, block: Block) -> int:
+        """How many sequences list the private block by now."""
+        first_page = int(block.first_page)
+        self.private_owners[first_page] = self.private_owners.get(first_page, 0) + 1
+        return self.private_owners[first_page]
+
 
 def check_invariants(shared: SharedState, states: Sequence[SequenceState]) -> None:
     """Raise `CorruptedError` with the first rule that is violated."""
@@ -57,9 +73,9 @@ def check_invariants(shared: SharedState, states: Sequence[SequenceState]) -> No
         for lease in shared.claims.leases.open_leases():
             _check_lease(shared, lease, tally)
         for plan in shared.claims.drop_plans.open_plans():
-            last = int(plan.blocks[-1].first_page)
-            _require(last in tally.published, f"the plan to drop {plan.num_tokens} tokens ends outside the tree")
-            tally.pins[last] = tally.pins.get(last, 0) + 1
+            last = plan.blocks[-1]
+            _require(int(last.first_page) in tally.published, f"the plan to drop {plan.num_tokens} tokens ends outside the tree")
+            tally.pin(last)
         twins = shared.claims.twin_pages
         _require(twins is None or twins.users() == tally.twin_users, "a twin page is listed that no sequence uses")
         _check_blocks(shared, tally)
@@ -101,12 +117,12 @@ def _check_lease(shared: SharedState, lease: TransferLeaseState, tally: _Tally) 
             if position >= num_kept:
                 slot = slots[position - num_kept]
                 _require(rows.slot(page) == slot, f"page {page} of lease {lease.number} is in slot {rows.slot(page)}, not {slot}")
-            tally.holds[page] = tally.holds.get(page, 0) + 1
-            tally.locks[page] = tally.locks.get(page, 0) + 1
+            tally.hold(page, True)
     for block in lease.private_blocks:
-        first_page = int(block.first_page)
-        counts = tally.private_owners if block.parent is None else tally.pins
-        counts[first_page] = counts.get(first_page, 0) + 1
+        if block.parent is None:
+            tally.own(block)
+        else:
+            tally.pin(block)
 
 
 def _require(condition: bool, text: str) -> None:
@@ -205,9 +221,7 @@ def _check_sequence(state: SequenceState, tally: _Tally) -> None:
                 continue
             is_locked = is_active and (not is_kept or ordinal in required)
             _require(rows.has_page(page), f"{name}: block {ordinal} of life cycle {life_cycle} has no page")
-            tally.holds[page] = tally.holds.get(page, 0) + 1
-            if is_locked:
-                tally.locks[page] = tally.locks.get(page, 0) + 1
+            tally.hold(page, is_locked)
             expected = rows.slot(page) if is_locked else BAD_PAGE_INDEX
             _require(entries[ordinal] == expected, f"{name}: block {ordinal} has page index {entries[ordinal]}, not {expected}")
 
@@ -221,7 +235,7 @@ def _check_planned(shared: SharedState, states: Sequence[SequenceState], tally: 
     for anchor in shared.claims.planned.anchors():
         is_root = anchor.first_page < 0
         _require(is_root or int(anchor.first_page) in tally.published, f"{_name(anchor)} has planned blocks below it, and is in no tree")
-        tally.pins[int(anchor.first_page)] = tally.pins.get(int(anchor.first_page), 0) + 1
+        tally.pin(anchor)
     for planned in every:
         name = f"planned {_name(planned.block)}"
         tally.num_digests += _count_digests(planned.key)
@@ -265,7 +279,7 @@ def _check_twins(state: SequenceState, tally: _Tally) -> None:
     _require(shared.claims.twin_pages is not None, f"{name} keeps pages of its own, where indices may move")
     assert shared.claims.twin_pages is not None
     pages = shared.claims.twin_pages.pages()
-    private: set[int] = set()
+    private: dict[int, Block] = {}
     for key, twin in state.sharing.twins.items():
         ordinal, life_cycle = divmod(key, int(shared.num_life_cycles))
         block = shared.tree.pool.block_of_page(twin)
@@ -273,14 +287,14 @@ def _check_twins(state: SequenceState, tally: _Tally) -> None:
         is_published = state.is_published(ordinal) or state.tail.is_retired
         _require(ordinal < state.num_blocks and is_published, f"{name} keeps a page of block {ordinal}, which is its own")
         _require(state.holds_page(life_cycle, ordinal), f"{name} keeps a page of block {ordinal} that it does not need")
-        private.add(int(block.first_page))
+        private[int(block.first_page)] = block
         if rows.has_page(twin):
             page = int(state.blocks[ordinal].first_page + life_cycle)
             _require(pages.get(twin) == page, f"{name}: page {twin} is the twin of page {pages.get(twin)}, not {page}")
             _require(rows.has_page(page) and rows.num_locks(page) > 0, f"{name}: page {page} has a twin, and no active sequence needs it")
             tally.twin_users[twin] = tally.twin_users.get(twin, 0) + 1
-    for first_page in private:
-        tally.private_owners[first_page] = tally.private_owners.get(first_page, 0) + 1
+    for block in private.values():
+        tally.own(block)
 
 
 def _check_state_blocks(state: SequenceState, tally: _Tally) -> None:
@@ -295,27 +309,24 @@ def _check_state_blocks(state: SequenceState, tally: _Tally) -> None:
         page = int(snapshot.first_page + shared.state_life_cycle)
         _require(num_blocks == 0, f"{name} has its recurrent state and still holds the snapshot that it started from")
         _require(shared.storage.rows.has_page(page), f"{name} holds a snapshot that is not there")
-        tally.holds[page] = tally.holds.get(page, 0) + 1
+        tally.hold(page, False)
     _require(num_blocks == shared.recurrent.num_state_slots or not is_active, f"{name} is active and has no recurrent state")
     for block in state.recurrent.state_blocks:
         _require(block.parent is None, f"{name}: its recurrent state is in the tree")
-        _require(int(block.first_page) not in tally.private_owners, f"{name}: its recurrent state has two owners")
-        tally.private_owners[int(block.first_page)] = 1
+        _require(tally.own(block) == 1, f"{name}: its recurrent state has two owners")
         for life_cycle in range(shared.num_life_cycles):
             page = int(block.first_page + life_cycle)
             is_state = life_cycle == shared.state_life_cycle
             _require(shared.storage.rows.has_page(page) == is_state, f"{name}: page {page} of its recurrent state")
             if is_state:
-                tally.holds[page] = tally.holds.get(page, 0) + 1
-                if is_active:
-                    tally.locks[page] = tally.locks.get(page, 0) + 1
+                tally.hold(page, is_active)
 
 
 def _check_path(state: SequenceState, tally: _Tally) -> None:
     """The published blocks are the path that the sequence pins; the others are private to it and its forks."""
     name = f"sequence {state.id}"
     block = state.path_end
-    tally.pins[int(block.first_page)] = tally.pins.get(int(block.first_page), 0) + 1
+    tally.pin(block)
     for ordinal in range(state.num_published - 1, -1, -1):
         _require(state.blocks[ordinal] is block, f"{name}: block {ordinal} is not on its path")
         parent = block.parent
@@ -326,7 +337,6 @@ def _check_path(state: SequenceState, tally: _Tally) -> None:
     _require(is_root, f"{name}: its path does not begin at a root of its epoch")
     for ordinal in range(state.num_published, state.num_blocks):
         block = state.blocks[ordinal]
-        first_page = int(block.first_page)
         is_tail = ordinal == state.num_published and state.tail.is_published
         if block.parent is not None:
             above = state.path_end if ordinal == state.num_published else state.blocks[ordinal - 1]
@@ -336,12 +346,10 @@ def _check_path(state: SequenceState, tally: _Tally) -> None:
                 _require(is_tail, f"{name}: its last block is published, and it is not recorded as shared")
                 key = state.shared.tree.key_of(block)
                 _require(key.startswith(state.tail.packed()[: len(key)]), f"{name}: its shared tail has other tokens")
-            tally.pins[first_page] = tally.pins.get(first_page, 0) + 1
+            tally.pin(block)
         else:
             _require(not is_tail, f"{name}: its shared tail is not in the tree")
-            num_owners = tally.private_owners.get(first_page, 0) + 1
-            tally.private_owners[first_page] = num_owners
-            _require(num_owners == 1 or ordinal < state.forked_end, f"{name}: private block {ordinal} has another owner")
+            _require(tally.own(block) == 1 or ordinal < state.forked_end, f"{name}: private block {ordinal} has another owner")
 
 
 def _check_blocks(shared: SharedState, tally: _Tally) -> None:
@@ -469,27 +477,22 @@ def _check_copies(shared: SharedState) -> None:
     rows = storage.rows
     num_pool_groups = int(storage.num_pool_groups)
     copies = storage.copies.collect()
-    if len(copies) != storage.copies.num_copies:
-        raise CorruptedError(f"{len(copies)} clean copies are listed, {storage.copies.num_copies} counted")
+    _require(len(copies) == storage.copies.num_copies, f"{len(copies)} clean copies are listed, {storage.copies.num_copies} counted")
     slots: list[set[int]] = [set() for _ in storage.allocators]
     for page, (index, slot) in copies.items():
         level, pool_group = divmod(index, num_pool_groups)
         name = f"the clean copy of page {page} in slot {slot} of level {level}"
-        if not storage.copies.has_copy_at(page, index):
-            raise CorruptedError(f"{name} is not known to the page")
-        if not rows.has_page(page) or not is_published(storage, page):
-            raise CorruptedError(f"{name} is not of a published page")
-        if rows.level(page) >= level:
-            raise CorruptedError(f"{name} is no colder than the page, which is on level {rows.level(page)}")
-        if storage.pool_group_of_page(page) != pool_group:
-            raise CorruptedError(f"{name} is in another pool group than the page")
+        _require(storage.copies.has_copy_at(page, index), f"{name} is not known to the page")
+        _require(rows.has_page(page) and is_published(storage, page), f"{name} is not of a published page")
+        _require(rows.level(page) < level, f"{name} is no colder than the page, which is on level {rows.level(page)}")
+        _require(storage.pool_group_of_page(page) == pool_group, f"{name} is in another pool group than the page")
         slots[index].add(slot)
     for index, allocator in enumerate(storage.allocators):
-        if allocator.num_aside != len(slots[index]):
-            raise CorruptedError(f"{allocator.num_aside} slots are set aside at index {index} for {len(slots[index])} copies")
+        num_copies = len(slots[index])
+        _require(allocator.num_aside == num_copies, f"{allocator.num_aside} slots are set aside at index {index} for {num_copies} copies")
         for slot in allocator.collect_free_slots():
-            if slot in slots[index]:
-                raise CorruptedError(f"slot {slot} at index {index} holds a clean copy and is in the list of slots without one")
+            is_free = slot not in slots[index]
+            _require(is_free, f"slot {slot} at index {index} holds a clean copy and is in the list of slots without one")
 
 
 def _check_announcements(shared: SharedState) -> None:
@@ -504,18 +507,16 @@ def _check_announcements(shared: SharedState) -> None:
         for life_cycle in range(shared.num_life_cycles):
             page = block.first_page + life_cycle
             expected = is_told_of and storage.rows.has_page(page)
-            if sink.is_announced(page) != expected:
-                raise CorruptedError(
-                    f"page {page} of a {'published' if is_told_of else 'private or partial'} block is "
-                    f"{'not announced' if expected else 'announced'} to the event sink"
-                )
+            kind = "published" if is_told_of else "private or partial"
+            found = "not announced" if expected else "announced"
+            _require(sink.is_announced(page) == expected, f"page {page} of a {kind} block is {found} to the event sink")
 
 
 def _check_usage(shared: SharedState, states: Sequence[SequenceState], num_published: int) -> None:
     """Raise `CorruptedError` if hits and misses are not the prompt, or the history miscounts the tree's blocks."""
     history = shared.tree.history
-    if history is not None and history.num_blocks != num_published:
-        raise CorruptedError(f"{num_published} blocks are published, the history counts {history.num_blocks}")
+    if history is not None:
+        _require(history.num_blocks == num_published, f"{num_published} blocks are published, the history counts {history.num_blocks}")
     for state in states:
         counters = state.request.counters
         if counters is not None:
@@ -525,9 +526,6 @@ def _check_usage(shared: SharedState, states: Sequence[SequenceState], num_publi
 
 
 def _check_prompt(usage: UsageCounters, name: str) -> None:
-    explained = 0
-    for at in range(usage.hits_at, usage.calls_at):
-        explained += int(usage.counts[at])
+    explained = sum([int(usage.counts[at]) for at in range(usage.hits_at, usage.calls_at)])
     tokens = int(usage.counts[usage.calls_at + PROMPT_TOKENS])
-    if explained != tokens:
-        raise CorruptedError(f"{name}: hits and misses are {explained} tokens of a prompt of {tokens}")
+    _require(explained == tokens, f"{name}: hits and misses are {explained} tokens of a prompt of {tokens}")

@@ -18,15 +18,14 @@ from .life_cycle import AttnLifeCycle, LifeCycle, SsmLifeCycle
 class LifeCycleRegistry(Value):
     """``registry[life_cycle_id]`` is a life cycle; iteration is in the order of the ids. Never changes."""
 
-    __slots__ = ("_config", "_life_cycles", "_layer_ids", "_layer_grouping", "_attention_ids", "_state_id", "_state_layers", "slot_bytes")
+    __slots__ = ("_config", "_life_cycles", "_layer_ids", "_layer_grouping", "_attention_ids", "_state_ids", "slot_bytes")
 
     def __init__(self, config: KVCacheManagerConfig) -> None:
         life_cycles: list[LifeCycle] = []
         groups: list[list[LayerId]] = []
         ids: dict[LifeCycle, LifeCycleId] = {}
-        layer_ids: dict[LayerId, None] = {}  # in order, each once
         attention_ids: dict[LayerId, LifeCycleId] = {}
-        state_layers: set[LayerId] = set()
+        state_ids: dict[LayerId, LifeCycleId] = {}
         division = config.divide_into_equal_slots()
         for layer in config.layers:
             life_cycle = SsmLifeCycle() if isinstance(layer, SsmLayerConfig) else AttnLifeCycle.make(
@@ -40,18 +39,14 @@ class LifeCycleRegistry(Value):
                 life_cycles.append(life_cycle)
                 groups.append([])
             groups[life_cycle_id].append(layer.layer_id)
-            layer_ids[layer.layer_id] = None
-            if life_cycle.has_page_per_block:
-                attention_ids[layer.layer_id] = life_cycle_id
-            else:
-                state_layers.add(layer.layer_id)
+            (attention_ids if life_cycle.has_page_per_block else state_ids)[layer.layer_id] = life_cycle_id
         self._config: Final = config
         self._life_cycles: Final[list[LifeCycle]] = life_cycles
-        self._layer_ids: Final[tuple[LayerId, ...]] = tuple(layer_ids)
+        self._layer_ids: Final[tuple[LayerId, ...]] = tuple(dict.fromkeys([layer.layer_id for layer in config.layers]))
         self._layer_grouping: Final[tuple[tuple[LayerId, ...], ...]] = tuple([tuple(group) for group in groups])
         self._attention_ids: Final[dict[LayerId, LifeCycleId]] = attention_ids
-        self._state_id: Final[LifeCycleId | None] = ids.get(SsmLifeCycle())
-        self._state_layers: Final[set[LayerId]] = state_layers
+        self._state_ids: Final[dict[LayerId, LifeCycleId]] = state_ids
+        """All the same."""
         self.slot_bytes: Final[tuple[int, ...] | None] = None if division is None else division.slot_bytes
         """By pool the bytes that slots of all attention groups are filled up to; None: each group has slots of its own bytes."""
 
@@ -82,23 +77,20 @@ class LifeCycleRegistry(Value):
     @property
     def state_life_cycle_id(self) -> LifeCycleId | None:
         """The life cycle of all recurrent state, or None if no layer has any."""
-        return self._state_id
+        return next(iter(self._state_ids.values()), None)
 
     def get_layer_group_id(self, layer_id: LayerId) -> LifeCycleId:
         """The layer's group: that of its attention, or of its state if it has no attention."""
         attention_id = self._attention_ids.get(layer_id)
-        if attention_id is not None:
-            return attention_id
-        if layer_id in self._state_layers and self._state_id is not None:
-            return self._state_id
-        raise ValueError(f"layer_id is {layer_id}; the configured layers are {list(self._layer_ids)}")
+        return self.get_state_layer_group_id(layer_id) if attention_id is None else attention_id
 
     def get_state_layer_group_id(self, layer_id: LayerId) -> LifeCycleId:
         """The group of the layer's recurrent state, also where the layer has attention. `ValueError` if it has no state."""
-        if layer_id in self._state_layers and self._state_id is not None:
-            return self._state_id
+        state_id = self._state_ids.get(layer_id)
+        if state_id is not None:
+            return state_id
         if layer_id in self._attention_ids:
-            raise ValueError(f"layer_id is {layer_id}, which has no recurrent state; layers with one are {sorted(self._state_layers)}")
+            raise ValueError(f"layer_id is {layer_id}, which has no recurrent state; layers with one are {sorted(self._state_ids)}")
         raise ValueError(f"layer_id is {layer_id}; the configured layers are {list(self._layer_ids)}")
 
     def life_cycle_of(self, layer_id: LayerId) -> LifeCycle:
@@ -108,9 +100,8 @@ class LifeCycleRegistry(Value):
     def life_cycle_ids_of(self, layer_id: LayerId) -> tuple[LifeCycleId, ...]:
         """All life cycles of a layer, that of `get_layer_group_id` first."""
         first = self.get_layer_group_id(layer_id)
-        if layer_id in self._attention_ids and layer_id in self._state_layers and self._state_id is not None:
-            return (first, self._state_id)
-        return (first,)
+        state_id = self._state_ids.get(layer_id, first)
+        return (first,) if state_id == first else (first, state_id)
 
     def life_cycle_id_of_config(self, layer: LayerConfig) -> LifeCycleId:
         """The life cycle of one entry of the configuration, which is either attention or state."""

@@ -80,7 +80,7 @@ class PrefixMatches:
                 num_blocks = end // shared.tokens_per_block if end > 0 else 0
         if is_exact:
             end = num_blocks * shared.tokens_per_block
-            num_blocks = count_exact(shared, StateMatch(Match(blocks[:int(num_blocks)], end), end, end, None, 0)) // shared.tokens_per_block
+            num_blocks = count_exact(shared, StateMatch(Match(blocks[:int(num_blocks)], end), end, end, None)) // shared.tokens_per_block
         num_blocks = count_resumable(shared, num_blocks * shared.tokens_per_block) // shared.tokens_per_block
         num_blocks = shared.matcher.count_with_windows(blocks, num_blocks)
         num_tokens = num_blocks * shared.tokens_per_block
@@ -95,7 +95,7 @@ class PrefixMatches:
         self.planned = planned
         if num_untrimmed > self.num_untrimmed:
             self.num_untrimmed = num_untrimmed
-        return StateMatch(Match(blocks, num_tokens), num_tokens, num_tokens, None, 0)
+        return StateMatch(Match(blocks, num_tokens), num_tokens, num_tokens, None)
 
     def _find_published(self, root: Block, packed: bytes, settles: bool, is_exact: bool) -> StateMatch:
         shared = self._shared

@@ -14,6 +14,7 @@ from mypy_extensions import i64
 
 from ..base.ids import TokenIdExt
 from ..base.package_log import PackageLog
+from ..layout.life_cycle import LifeCycle
 from ..layout.registry import LifeCycleRegistry
 from ..storage.page_owner import DropWatch
 from ..storage.page_rows import LOW_MASK, NO_PAGE, PLACE, ROW_WORDS, level_of_place
@@ -25,8 +26,6 @@ from .reuse_scope import ReuseScope
 from .token_packing import has_digest, unpack_tokens
 
 _logger: Final = PackageLog("kv_cache_manager_v2")
-
-_NO_WINDOW: Final = 0
 
 
 @final
@@ -54,8 +53,8 @@ class LeavingPaths(DropWatch):
     ``heads``: by life cycle, how many bytes of the slot come before the page."""
 
     __slots__ = (
-        "free", "paths", "num_dropped", "is_paused", "_tree", "_out", "_offered", "_address", "_stride", "_heads", "_windows", "_sinks",
-        "_has_states", "_is_unbounded", "_has_unbounded", "_block_tokens",
+        "free", "paths", "num_dropped", "is_paused", "_tree", "_out", "_offered", "_address", "_stride", "_heads", "_cycles",
+        "_is_unbounded", "_has_unbounded", "_block_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -82,11 +81,9 @@ class LeavingPaths(DropWatch):
         self._address: Final[i64] = address
         self._stride: Final[i64] = stride
         self._heads: Final = heads
-        self._windows: Final = vec[i64]([_NO_WINDOW if cycle.window_size is None else cycle.window_size for cycle in life_cycles])
-        self._sinks: Final = vec[i64]([int(cycle.num_sink_blocks) for cycle in life_cycles])
-        self._has_states: Final = vec[bool]([not cycle.has_page_per_block for cycle in life_cycles])
-        self._is_unbounded: Final = vec[bool]([cycle.has_page_per_block and cycle.window_size is None for cycle in life_cycles])
-        self._has_unbounded: Final[bool] = any([cycle.has_page_per_block and cycle.window_size is None for cycle in life_cycles])
+        self._cycles: Final[list[LifeCycle]] = list(life_cycles)
+        self._is_unbounded: Final[list[bool]] = [cycle.has_page_per_block and cycle.window_size is None for cycle in life_cycles]
+        self._has_unbounded: Final[bool] = any(self._is_unbounded)
         self._block_tokens: Final[i64] = block_tokens
 
     def on_drop(self, page: i64) -> None:
@@ -154,7 +151,9 @@ class LeavingPaths(DropWatch):
         num_life_cycles = tree.storage.rows.num_life_cycles
         room: i64 = len(self.free)
         end: i64 = len(blocks)
-        begins = vec[i64]([self._begin_of(life_cycle, end) for life_cycle in range(num_life_cycles)])
+        num_tokens = end * self._block_tokens
+        sinks = vec[i64]([cycle.compute_stale_beg(num_tokens, self._block_tokens) for cycle in self._cycles])
+        begins = vec[i64]([self._begin_of(cycle, num_tokens) for cycle in self._cycles])
         count: i64 = 0
         ordinal: i64 = 0
         while ordinal < end:
@@ -163,7 +162,7 @@ class LeavingPaths(DropWatch):
             before = count
             for life_cycle in range(num_life_cycles):
                 row = block.first_page + life_cycle
-                if words[row * ROW_WORDS + PLACE] == NO_PAGE or (ordinal < begins[life_cycle] and ordinal >= self._sinks[life_cycle]):
+                if words[row * ROW_WORDS + PLACE] == NO_PAGE or (ordinal < begins[life_cycle] and ordinal >= sinks[life_cycle]):
                     continue
                 if self._offered.get(row, NO_KEY) != content:
                     path.pages.append(ordinal * num_life_cycles + life_cycle)
@@ -180,13 +179,7 @@ class LeavingPaths(DropWatch):
             if count > before:
                 path.num_blocks = ordinal
 
-    def _begin_of(self, life_cycle: i64, num_blocks: i64) -> i64:
-        """The first block behind the sinks that is read after a prefix of so many whole blocks."""
-        if self._has_states[life_cycle]:
-            return num_blocks - 1
-        window = self._windows[life_cycle]
-        if window == _NO_WINDOW:
-            return 0
-        # The next token is one of its own window.
-        first_token = num_blocks * self._block_tokens + 1 - window
-        return first_token // self._block_tokens if first_token > 0 else 0
+    def _begin_of(self, cycle: LifeCycle, num_tokens: i64) -> i64:
+        """The first block behind the sinks that is read after a prefix of whole blocks with so many tokens."""
+        size = self._block_tokens
+        return cycle.compute_stale_end(num_tokens, size) if cycle.has_page_per_block else num_tokens // size - 1

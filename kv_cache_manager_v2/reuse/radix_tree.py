@@ -504,12 +504,9 @@ class RadixTree(PageOwner):
         while len(pending) > 0:
             block = pending.pop()
             self.drop_pages(block, cause, account)
-            children = block.children
-            if block.only_child is not None:
-                pending.append(block.only_child)
-            elif children is not None:
-                pending.extend(children.list_all())
-            elif block is not top:
+            children = self.children_of(block)
+            pending.extend(children)
+            if len(children) == 0 and block is not top:
                 leaves.append(block)
         for leaf in leaves:
             self.prune(leaf)

@@ -28,14 +28,14 @@ class StateMatch:
 
     __slots__ = ("match", "attention_tokens", "state_tokens", "snapshot", "branch_tokens", "known_blocks", "extends")
 
-    def __init__(self, match: Match, attention_tokens: i64, state_tokens: i64, snapshot: Block | None, branch_tokens: i64) -> None:
+    def __init__(self, match: Match, attention_tokens: i64, state_tokens: i64, snapshot: Block | None) -> None:
         self.match: Final = match
         self.attention_tokens: Final = attention_tokens
         self.state_tokens: Final = state_tokens
         """Where the state begins: the length of ``match``, or less if tokens are to be replayed."""
         self.snapshot: Final = snapshot
         """The block with the state's snapshot; None for the state of an empty prefix."""
-        self.branch_tokens: Final = branch_tokens
+        self.branch_tokens: i64 = 0
         """The last block boundary at which the prefix is one that the tree knows and after which it is not; 0 if there is none."""
         self.known_blocks: i64 = 0
         """Blocks of the whole prompt that are on a path of the tree, whatever pages they have."""
@@ -43,7 +43,7 @@ class StateMatch:
         """Whether these are all that is known of the path: the prompt goes on where nothing goes on otherwise."""
 
 
-NO_STATE_MATCH: Final = StateMatch(Match([], 0), 0, 0, None, 0)
+NO_STATE_MATCH: Final = StateMatch(Match([], 0), 0, 0, None)
 
 
 @final
@@ -67,17 +67,17 @@ class StateMatcher:
             return NO_STATE_MATCH
         attention = self._matcher.find_longest(root, packed)
         node, known_blocks = self._find_known(root, attention, packed)
-        branch_tokens = self._find_branch(node, known_blocks, packed)
-        found = self._find_with_snapshot(root, attention, packed, branch_tokens)
+        found = self._find_with_snapshot(root, attention, packed)
+        found.branch_tokens = self._find_branch(node, known_blocks, packed)
         found.known_blocks = known_blocks
-        found.extends = known_blocks > 0 and branch_tokens == 0
+        found.extends = known_blocks > 0 and found.branch_tokens == 0
         return found
 
-    def _find_with_snapshot(self, root: Block, attention: Match, packed: bytes, branch_tokens: i64) -> StateMatch:
+    def _find_with_snapshot(self, root: Block, attention: Match, packed: bytes) -> StateMatch:
         """The longest part of the attention's match for which there is a state."""
         attention_tokens = attention.num_tokens
         if self._max_replay_tokens > 0:
-            replayed = self._find_replay(root, attention, packed, branch_tokens)
+            replayed = self._find_replay(root, attention, packed)
             if replayed is not None:
                 return replayed
         size = self._tokens_per_block
@@ -88,10 +88,10 @@ class StateMatcher:
             parent = attention.blocks[ordinal - 1] if ordinal > 0 else root
             snapshot = self._find_partial_snapshot(parent, packed, ordinal * self._tree.block_bytes, longest, longest)
             if snapshot is not None:
-                return StateMatch(attention, attention_tokens, attention_tokens, snapshot, branch_tokens)
+                return StateMatch(attention, attention_tokens, attention_tokens, snapshot)
         while ordinal >= 0:
             if self._partial and longest > 0:
-                found = self._find_partial(root, attention, packed, ordinal, longest, branch_tokens)
+                found = self._find_partial(root, attention, packed, ordinal, longest)
                 if found is not None:
                     return found
             longest = size - 1
@@ -100,9 +100,9 @@ class StateMatcher:
                 num_tokens = ordinal * size
                 if self._has_snapshot(block) and self._matcher.has_windows(attention.blocks, ordinal, num_tokens):
                     match = Match(attention.blocks[: int(ordinal)], num_tokens)
-                    return StateMatch(match, attention_tokens, num_tokens, block, branch_tokens)
+                    return StateMatch(match, attention_tokens, num_tokens, block)
             ordinal -= 1
-        return StateMatch(Match([], 0), attention_tokens, 0, None, branch_tokens)
+        return StateMatch(Match([], 0), attention_tokens, 0, None)
 
     def _has_snapshot(self, block: Block) -> bool:
         page = block.first_page + self._life_cycle
@@ -126,9 +126,7 @@ class StateMatcher:
                 return child
         return None
 
-    def _find_partial(
-        self, root: Block, attention: Match, packed: bytes, ordinal: i64, longest: i64, branch_tokens: i64
-    ) -> StateMatch | None:
+    def _find_partial(self, root: Block, attention: Match, packed: bytes, ordinal: i64, longest: i64) -> StateMatch | None:
         """The longest match that ends inside the block ``ordinal``."""
         parent = attention.blocks[ordinal - 1] if ordinal > 0 else root
         begin = ordinal * self._tree.block_bytes
@@ -141,11 +139,11 @@ class StateMatcher:
             # Whichever child begins like that may serve the attention's part; the snapshot's block need not have any.
             match = self._matcher.find_partial(parent, key, attention.blocks[: int(ordinal)])
             if match is not None and match.num_tokens == ordinal * self._tokens_per_block + longest:
-                return StateMatch(match, attention.num_tokens, match.num_tokens, snapshot, branch_tokens)
+                return StateMatch(match, attention.num_tokens, match.num_tokens, snapshot)
             longest -= 1
         return None
 
-    def _find_replay(self, root: Block, attention: Match, packed: bytes, branch_tokens: i64) -> StateMatch | None:
+    def _find_replay(self, root: Block, attention: Match, packed: bytes) -> StateMatch | None:
         """The match of attention with the latest snapshot from which its state may be replayed."""
         size = self._tokens_per_block
         num_tokens = attention.num_tokens
@@ -163,11 +161,11 @@ class StateMatcher:
                 if snapshot is not None:
                     state_tokens = ordinal * size + len(self._tree.key_of(snapshot)) // TOKEN_BYTES
                     if not self._matcher.moves_window(state_tokens, num_tokens):
-                        return StateMatch(attention, num_tokens, state_tokens, snapshot, branch_tokens)
+                        return StateMatch(attention, num_tokens, state_tokens, snapshot)
             if ordinal > 0 and ordinal * size >= least:
                 block = attention.blocks[ordinal - 1]
                 if self._has_snapshot(block) and not self._matcher.moves_window(ordinal * size, num_tokens):
-                    return StateMatch(attention, num_tokens, ordinal * size, block, branch_tokens)
+                    return StateMatch(attention, num_tokens, ordinal * size, block)
             longest = size - 1
             ordinal -= 1
         return None

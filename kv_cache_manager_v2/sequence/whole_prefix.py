@@ -21,7 +21,7 @@ def find_longest(shared: SharedState, root: Block | None, packed: bytes) -> Stat
     if shared.recurrent.matcher is not None:
         return shared.recurrent.matcher.find_longest(root, packed)
     match = shared.matcher.find_longest(root, packed)
-    return StateMatch(match, match.num_tokens, match.num_tokens, None, 0)
+    return StateMatch(match, match.num_tokens, match.num_tokens, None)
 
 
 def find_whole(shared: SharedState, root: Block | None, packed: bytes, is_exact: bool) -> StateMatch:
