@@ -77,12 +77,8 @@ def record_retained(state: SequenceState, first_block: i64) -> None:
     """From block ``first_block`` on the published path is new, and has durations."""
     plan = state.request.retention
     assert plan is not None
-    block = state.path_end
     for ordinal in range(state.num_published - 1, first_block - 1, -1):
-        state.shared.claims.retention.record_published(plan, block, int(ordinal))
-        parent = block.parent
-        assert parent is not None, "a published path does not end at a root"
-        block = parent
+        state.shared.claims.retention.record_published(plan, state.blocks[ordinal], int(ordinal))
 
 
 def _advance_history(state: SequenceState, mark: i64) -> None:

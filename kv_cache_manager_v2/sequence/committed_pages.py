@@ -41,12 +41,11 @@ def list_committed(state: SequenceState, begin: i64, end: i64, most: i64, offere
     rows = shared.storage.rows
     block_bytes = shared.tree.block_bytes
     bad: i64 = BAD_PAGE_INDEX
-    count: i64 = 0
     ordinal = begin
     while ordinal < end:
         block = state.blocks[ordinal]
         content = block_key(block, block_bytes)
-        before = count
+        before = len(found.pages)
         for life_cycle in range(num_life_cycles):
             row = block.first_page + life_cycle
             slot = bad
@@ -60,14 +59,9 @@ def list_committed(state: SequenceState, begin: i64, end: i64, most: i64, offere
             found.rows.append(row)
             found.contents.append(content)
             found.slots.append(slot)
-            count += 1
-        if count > most:
-            while count > before:
-                count -= 1
-                found.pages.pop()
-                found.rows.pop()
-                found.contents.pop()
-                found.slots.pop()
+        if len(found.pages) > most:
+            for listed in (found.pages, found.rows, found.contents, found.slots):
+                del listed[before:]
             break
         ordinal += 1
     found.end = ordinal
@@ -106,16 +100,5 @@ def mark_packed(state: SequenceState, begin: i64) -> None:
 
 def pack_blocks(state: SequenceState, begin: i64, end: i64) -> bytes:
     """The tokens of published blocks of the sequence's path, as the keys of blocks are."""
-    keys: list[bytes] = []
     tree = state.shared.tree
-    block = state.path_end
-    ordinal = state.num_published
-    while ordinal > begin:
-        ordinal -= 1
-        if ordinal < end:
-            keys.append(tree.key_of(block))
-        parent = block.parent
-        assert parent is not None, "a path has fewer blocks than its sequence"
-        block = parent
-    keys.reverse()
-    return b"".join(keys)
+    return b"".join([tree.key_of(block) for block in state.blocks[int(begin) : int(min(end, state.num_published))]])

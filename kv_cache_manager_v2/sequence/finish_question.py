@@ -224,7 +224,7 @@ class FinishQuestion:
             return
         block = state.blocks[ordinal]
         is_tail = ordinal == state.num_published and state.tail.is_published
-        if (block.parent is None and block.num_co_owners == 0) or (is_tail and not state.has_beams and is_tail_its_own(state, {}, {})):
+        if (block.parent is None and block.num_co_owners == 0) or (is_tail and not state.has_beams and is_tail_its_own(state)):
             return
         for life_cycle in range(self._shared.num_life_cycles):
             if state.holds_page(life_cycle, ordinal):

@@ -13,30 +13,24 @@ from ..storage.eviction.segment_traits import NO_HINT, RequestFacts, level_of_ki
 class KindRanges:
     """Ranges of blocks, those that say most last: by priority, the first given of equal ones last."""
 
-    __slots__ = ("_begins", "_ends", "_levels")
+    __slots__ = ("_ranges",)
 
     def __init__(self, retention: RetentionConfig, prompt_length: int, tokens_per_block: int) -> None:
-        self._begins: Final[list[int]] = []
-        self._ends: Final[list[int]] = []
-        self._levels: Final[list[int]] = []
+        self._ranges: Final[list[tuple[int, int, int]]] = []
+        """Begin and end, in blocks, and level of the kind."""
         order = sorted([(item.priority, -position) for position, item in enumerate(retention.ranges) if item.kind is not None])
         for _, position in order:
             item = retention.ranges[-position]
             end = prompt_length if item.end is None else item.end
-            self._begins.append(item.begin // tokens_per_block)
-            self._ends.append((end + tokens_per_block - 1) // tokens_per_block)
-            self._levels.append(int(level_of_kind(0 if item.kind is None else item.kind)))
+            level = int(level_of_kind(0 if item.kind is None else item.kind))
+            self._ranges.append((item.begin // tokens_per_block, (end + tokens_per_block - 1) // tokens_per_block, level))
 
     def describe(self, facts: RequestFacts) -> None:
         """Tell the kinds of the blocks of the request that has begun there."""
         num_blocks = facts.num_blocks
         facts.kinds = kinds = vec[i64]([NO_HINT] * num_blocks)
-        for position in range(len(self._levels)):
-            level: i64 = self._levels[position]
-            end: i64 = self._ends[position]
-            if end > num_blocks:
-                end = num_blocks
-            for block in range(self._begins[position], end):
+        for begin, end, level in self._ranges:
+            for block in range(begin, min(end, num_blocks)):
                 kinds[num_blocks - 1 - block] = level
 
 

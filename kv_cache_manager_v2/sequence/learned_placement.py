@@ -89,12 +89,10 @@ class PlaceFacts:
         self.num_waits //= 2
         self.sum_waits //= 2
 
-    def mean_wait(self, unknown: int) -> int:
-        return max(self.sum_waits // self.num_waits, 1) if self.num_waits > 0 else unknown
-
     def count_stay(self, unknown: int, most: int) -> int:
         """Requests for which a snapshot keeps its slot; ``unknown``: the mean wait if none was seen, ``most``: no longer."""
-        stay = (self.num_uses + 1 + _WAITS_AFTER * (self.num_places + 1)) * self.mean_wait(unknown) // (self.num_places + 1)
+        mean_wait = max(self.sum_waits // self.num_waits, 1) if self.num_waits > 0 else unknown
+        stay = (self.num_uses + 1 + _WAITS_AFTER * (self.num_places + 1)) * mean_wait // (self.num_places + 1)
         return min(max(stay, 1), most)
 
 
@@ -356,13 +354,11 @@ class LearnedPlacement:
         """The end of the prompt, or the last block boundary before it; 0 if neither pays."""
         num_tokens = prompt.num_tokens
         boundary = num_tokens // int(self._tokens_per_block) * int(self._tokens_per_block)
-        to_boundary = (place.num_uses + 1) * (boundary - _find_before(positions, begin, boundary))
-        to_end = (place.num_whole + 1) * (num_tokens - _find_before(positions, begin, num_tokens))
-        if to_end >= to_boundary:
-            gap = num_tokens - _find_before(positions, begin, num_tokens)
-            return num_tokens if gap > 0 and self._pays(prompt, place, place.num_whole, gap) else 0
-        gap = boundary - _find_before(positions, begin, boundary)
-        return boundary if gap > 0 and self._pays(prompt, place, place.num_uses, gap) else 0
+        to_boundary = boundary - _find_before(positions, begin, boundary)
+        to_end = num_tokens - _find_before(positions, begin, num_tokens)
+        if (place.num_whole + 1) * to_end >= (place.num_uses + 1) * to_boundary:
+            return num_tokens if to_end > 0 and self._pays(prompt, place, place.num_whole, to_end) else 0
+        return boundary if to_boundary > 0 and self._pays(prompt, place, place.num_uses, to_boundary) else 0
 
     def _savings_of(self, place: PlaceFacts, num_uses: int, gap: int) -> int:
         stay = place.count_stay(self._unknown_wait(), self._longest_stay)
@@ -381,8 +377,4 @@ class LearnedPlacement:
 
 def _find_before(positions: list[int], begin: int, end: int) -> int:
     """The last of the positions that is not after ``end``; ``begin``, where the state begins, if there is none."""
-    best = begin
-    for position in positions:
-        if best < position <= end:
-            best = position
-    return best
+    return max([begin, *[position for position in positions if position <= end]])

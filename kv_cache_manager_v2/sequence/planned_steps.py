@@ -190,13 +190,12 @@ def take_back(state: SequenceState, begin: i64) -> None:
     with shared.storage.changes:
         shared.storage.digest.record(PLANNED, -len(gone))
         gone.reverse()
-        lost: dict[int, SequenceState] = {}
-        lost_at: dict[int, int] = {}
+        lost: dict[SequenceState, int] = {}
+        """By reader, the first block that it loses."""
         for planned in gone:
             # Each comes before those above it.
             for reader in planned.readers:
-                lost[reader.request.serial] = reader
-                lost_at[reader.request.serial] = min(lost_at.get(reader.request.serial, int(planned.ordinal)), int(planned.ordinal))
+                lost[reader] = min(lost.get(reader, int(planned.ordinal)), int(planned.ordinal))
             shared.claims.planned.remove(planned, None)
             offered = planned.writer.sharing.planned
             assert offered is not None, "the writer of a planned block does not know of it"
@@ -204,8 +203,8 @@ def take_back(state: SequenceState, begin: i64) -> None:
                 offered.offered.pop()
             else:
                 offered.offered.remove(planned)
-        for serial, reader in lost.items():
-            _make_void(reader, lost_at[serial])
+        for reader, ordinal in lost.items():
+            _make_void(reader, ordinal)
         for planned in gone:
             if planned.writer.sharing.planned is not None:
                 _record_end(planned.writer)

@@ -5,21 +5,24 @@ Where there is no slot for a copy to write into, and no other sequence uses the 
 
 from ..events.removal_cause import CAPACITY
 from .sequence_state import SequenceState
+from .slot_ledger import SlotLedger
 
 
-def is_tail_its_own(state: SequenceState, num_released: dict[int, int], num_left: dict[int, int]) -> bool:
-    """Whether no other sequence could miss the shared last block if this one took it out of the tree, once others have released pages,
-    counted by page, and left blocks, by first page."""
+def is_tail_its_own(state: SequenceState, ledger: SlotLedger | None = None) -> bool:
+    """Whether no other sequence could miss the shared last block if this one took it out of the tree; ``ledger``: once others have
+    released pages and left blocks as it says."""
     block = state.blocks[state.num_published]
-    num_pins = int(block.num_pins) - num_left.get(int(block.first_page), 0)
-    if num_pins > 1 or block.only_child is not None or block.children is not None:
+    num_left = 0 if ledger is None else ledger.num_left.get(int(block.first_page), 0)
+    if int(block.num_pins) - num_left > 1 or block.only_child is not None or block.children is not None:
         return False
     rows = state.shared.storage.rows
     for life_cycle in range(state.shared.num_life_cycles):
         page = block.first_page + life_cycle
         # A page without holds, of a snapshot say, goes with the published block.
-        num_own = 1 if state.holds_page(life_cycle, state.num_published) else 0
-        if rows.has_page(page) and int(rows.num_holds(page)) - num_released.get(int(page), 0) > num_own:
+        num_gone = 1 if state.holds_page(life_cycle, state.num_published) else 0
+        if ledger is not None:
+            num_gone += ledger.num_released.get(int(page), 0)
+        if rows.has_page(page) and int(rows.num_holds(page)) > num_gone:
             return False
     return True
 

@@ -112,15 +112,8 @@ def ask_matched_priorities(state: SequenceState, match: Match) -> dict[int, int]
 
 
 def try_resume(state: SequenceState, stream: int, waits: bool) -> bool:
-    """``waits``: the stream waits for pages that are on their way, and the host for what a disk reads."""
-    is_done = _resume_all(state, stream, waits)
-    if is_done and state.request.counters is not None:
-        state.request.counters.record_resumed()
-    return is_done
-
-
-def _resume_all(state: SequenceState, stream: int, waits: bool) -> bool:
-    """The sequence and its beams: room for all of them before the first."""
+    """Resume the sequence and its beams: room for all of them before the first. ``waits``: the stream waits for pages that are on their
+    way, and the host for what a disk reads."""
     shared = state.shared
     storage = shared.storage
     states = list_beams(state)
@@ -155,6 +148,8 @@ def _resume_all(state: SequenceState, stream: int, waits: bool) -> bool:
     if plan.withdraws_tail:
         withdraw_tail(state)
     shared.guard.end_change()
+    if state.request.counters is not None:
+        state.request.counters.record_resumed()
     return True
 
 

@@ -119,7 +119,9 @@ def _find_room(plan: ResizePlan, ledger: SlotLedger | None, wanted: OnboardList 
     if not _lacks_room(plan, ledger, wanted):
         return True
     turn = plan.turns[0]
-    if len(plan.turns) > 1 or not is_copy_of_tail(turn) or not _can_withdraw(turn.state, ledger):
+    # A block that a fork or a lease has cannot be withdrawn.
+    is_copy_of_tail = turn.state.tail.is_published and turn.copies == [int(turn.state.num_published)]
+    if len(plan.turns) > 1 or not is_copy_of_tail or not is_tail_its_own(turn.state, ledger):
         return False
     plan.turns[0] = plan_turn(turn.state, NO_ORDINALS, turn.first_written, plan, ledger)
     plan.withdraws_tail = True
@@ -136,11 +138,6 @@ def _lacks_room(plan: ResizePlan, ledger: SlotLedger | None, wanted: OnboardList
     return room_count.find_onboard_refusal(plan.peak, wanted.num_here, wanted.num_below, wanted.num_freed)
 
 
-def _can_withdraw(state: SequenceState, ledger: SlotLedger | None) -> bool:
-    """Whether the published tail is the sequence's own, by then."""
-    return is_tail_its_own(state, {}, {}) if ledger is None else is_tail_its_own(state, ledger.num_released, ledger.num_left)
-
-
 def ask_priorities(plan: ResizePlan) -> None:
     """The user's priorities for pages of the first turn, which alone has a callback: per life cycle, first of each copied block, then of
     each new block; a filler where no page will be made. What the callback raises is raised."""
@@ -149,18 +146,12 @@ def ask_priorities(plan: ResizePlan) -> None:
     if state.request.priority_callback is None:
         return
     plan.priorities = []
-    for copied in turn.copies:
-        _append_priorities(plan, state, copied)
-    for ordinal in range(state.num_blocks, plan.num_blocks):
-        _append_priorities(plan, state, ordinal)
-
-
-def _append_priorities(plan: ResizePlan, state: SequenceState, ordinal: i64) -> None:
-    for life_cycle in range(state.shared.num_life_cycles):
-        if will_hold_page(state, life_cycle, ordinal, plan.capacity, plan.history):
-            plan.priorities.append(int(state.ask_priority(ordinal, life_cycle)))
-        else:
-            plan.priorities.append(PRIORITY_DEFAULT)
+    for ordinal in [*turn.copies, *range(int(state.num_blocks), int(plan.num_blocks))]:
+        for life_cycle in range(state.shared.num_life_cycles):
+            if will_hold_page(state, life_cycle, ordinal, plan.capacity, plan.history):
+                plan.priorities.append(int(state.ask_priority(ordinal, life_cycle)))
+            else:
+                plan.priorities.append(PRIORITY_DEFAULT)
 
 
 def _leave_out_last_owned(beams: list[SequenceState], position: i64, copies: list[int], ledger: SlotLedger | None) -> list[int]:
@@ -177,11 +168,6 @@ def _leave_out_last_owned(beams: list[SequenceState], position: i64, copies: lis
         if block.parent is not None or i64(block.num_co_owners) > num_gone:
             left.append(ordinal)
     return left
-
-
-def is_copy_of_tail(turn: TurnPlan) -> bool:
-    """Whether the published tail is all that is copied. Another block, which a fork or a lease has, cannot be withdrawn."""
-    return len(turn.copies) == 1 and turn.state.tail.is_published and turn.copies[0] == turn.state.num_published
 
 
 def plan_turn(state: SequenceState, copies: list[int], first_written: i64, plan: ResizePlan, ledger: SlotLedger | None) -> TurnPlan:

@@ -18,26 +18,27 @@ _MICROSECONDS: Final = 1_000_000
 
 @final
 class RetentionPlan:
-    __slots__ = ("_begins", "_ends", "_priorities", "_durations", "_prompt_length", "_tokens_per_block", "_callback", "has_durations",
-        "_generated_priority", "_generated_duration",
+    __slots__ = (
+        "_ranges", "_prompt_length", "_tokens_per_block", "_callback", "has_durations", "_generated_priority", "_generated_duration"
     )  # fmt: skip
 
     def __init__(self, retention: RetentionConfig, prompt_length: int, tokens_per_block: int, callback: PriorityCallback | None) -> None:
         """``callback``: the user's own; where both say something the higher priority counts."""
-        self._begins: Final[list[int]] = [item.begin for item in retention.ranges]
-        self._ends: Final[list[int]] = [prompt_length if item.end is None else item.end for item in retention.ranges]
-        self._priorities: Final[list[int]] = [item.priority for item in retention.ranges]
-        self._durations: Final[list[int]] = [_to_microseconds(item.duration_seconds) for item in retention.ranges]
+        self._ranges: Final[list[tuple[int, int, int, int]]] = [
+            (item.begin, prompt_length if item.end is None else item.end, item.priority, _to_microseconds(item.duration_seconds))
+            for item in retention.ranges
+        ]
+        """Begin and end, in tokens, priority and duration."""
         self._prompt_length: Final = prompt_length
         self._tokens_per_block: Final = tokens_per_block
         self._callback: Final = callback
         generated = retention.generated_priority
         self._generated_priority: Final[int] = int(PRIORITY_DEFAULT) if generated is None else generated
         self._generated_duration: Final[int] = _to_microseconds(retention.generated_duration_seconds)
-        self.has_durations: Final[bool] = self._generated_duration != FOR_EVER or len([d for d in self._durations if d != FOR_EVER]) > 0
+        self.has_durations: Final[bool] = self._generated_duration != FOR_EVER or any([item[3] != FOR_EVER for item in self._ranges])
 
     def __call__(self, ordinal: BlockOrdinal, life_cycle: LifeCycle) -> int:
-        priority = self._find(int(ordinal), False)
+        priority, _duration = self.find(int(ordinal))
         callback = self._callback
         if callback is not None:
             asked = to_int(callback(ordinal, life_cycle), "what custom_priority_callback returned")
@@ -45,26 +46,19 @@ class RetentionPlan:
                 return asked
         return priority
 
-    def duration_of(self, ordinal: int) -> int:
-        """Microseconds for which the block's priority holds, or FOR_EVER."""
-        return self._find(ordinal, True)
-
-    def _find(self, ordinal: int, wants_duration: bool) -> int:
-        """Find, among the entries that name a token of the block, the first of the highest priority."""
+    def find(self, ordinal: int) -> tuple[int, int]:
+        """Priority and duration of a block: those of the first of the highest priority among the entries that name a token of it. The
+        duration is in microseconds, or FOR_EVER."""
         begin = ordinal * self._tokens_per_block
         end = begin + self._tokens_per_block
         priority = -1
         duration = FOR_EVER
-        for position in range(len(self._begins)):
-            if self._begins[position] < end and begin < self._ends[position] and self._priorities[position] > priority:
-                priority = self._priorities[position]
-                duration = self._durations[position]
+        for range_begin, range_end, its_priority, its_duration in self._ranges:
+            if range_begin < end and begin < range_end and its_priority > priority:
+                priority, duration = its_priority, its_duration
         if end > self._prompt_length and self._generated_priority > priority and begin >= self._prompt_length:
-            priority = self._generated_priority
-            duration = self._generated_duration
-        if wants_duration:
-            return duration
-        return int(PRIORITY_DEFAULT) if priority < 0 else priority
+            priority, duration = self._generated_priority, self._generated_duration
+        return int(PRIORITY_DEFAULT) if priority < 0 else priority, duration
 
 
 def _to_microseconds(seconds: float | None) -> int:

@@ -64,9 +64,9 @@ class RetentionRecords:
 
     def record_published(self, plan: RetentionPlan, block: Block, ordinal: int) -> None:
         """The block of a sequence with durations has joined the tree."""
-        duration = plan.duration_of(ordinal)
+        priority, duration = plan.find(ordinal)
         if duration != FOR_EVER:
-            self._limit(NotedBlock(block, self._tree.block_bytes, plan._find(ordinal, False)), SECONDS, int(self.now_us) + duration)
+            self._limit(NotedBlock(block, self._tree.block_bytes, priority), SECONDS, int(self.now_us) + duration)
 
     def _limit(self, entry: NotedBlock, clock: int, end: int) -> None:
         self._timed[int(entry.block.first_page)] = entry

@@ -196,14 +196,11 @@ def _thin(state: SequenceState) -> None:
         if partial is not None and rows.has_page(partial.first_page + life_cycle):
             positions.append(int(state.num_committed))
             blocks.append(partial)
-    block = state.path_end
     for ordinal in range(state.num_published, 0, -1):
+        block = state.blocks[ordinal - 1]
         if rows.has_page(block.first_page + life_cycle):
             positions.append(int(ordinal * shared.tokens_per_block))
             blocks.append(block)
-        parent = block.parent
-        assert parent is not None, "a published path does not end at a root"
-        block = parent
     if len(positions) <= shared.recurrent.max_snapshots_per_path:
         return
     # From the end of the path: ties go to the last one looked at, the nearest to the root.

@@ -90,7 +90,7 @@ def compact_tree(state: SequenceState, positions: vec[i64], copies: TokenCopies)
     has_moved = False
     for position in positions:
         if position != target:
-            if _contains(sources, target):
+            if target in sources:
                 copies.enqueue(state.stream)
                 if not has_moved:
                     shared.guard.begin_change()
@@ -107,10 +107,3 @@ def compact_tree(state: SequenceState, positions: vec[i64], copies: TokenCopies)
     copies.enqueue(state.stream)
     if has_moved:
         shared.guard.end_change()
-
-
-def _contains(values: vec[i64], wanted: i64) -> bool:
-    for value in values:
-        if value == wanted:
-            return True
-    return False

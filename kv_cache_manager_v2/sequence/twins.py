@@ -95,17 +95,13 @@ def share_twins(state: SequenceState, child: SequenceState) -> None:
         return
     shared = state.shared
     child.sharing.twins = dict(twins)
-    last: i64 = -1
     for key, twin in twins.items():
         ordinal, life_cycle = divmod(key, int(shared.num_life_cycles))
         if shared.storage.rows.has_page(twin):
             assert shared.claims.twin_pages is not None
             shared.claims.twin_pages.add(state.blocks[ordinal].first_page + life_cycle, twin)
-        block = shared.tree.pool.block_of_page(twin)
-        if block.first_page != last:
-            # The twins of one block were added, and are listed, one after another.
-            block.num_co_owners += 1
-            last = block.first_page
+    for block in list_twin_blocks(state, 0, state.num_blocks):
+        block.num_co_owners += 1
 
 
 def list_twin_blocks(state: SequenceState, begin: i64, end: i64) -> list[Block]:
@@ -116,6 +112,7 @@ def list_twin_blocks(state: SequenceState, begin: i64, end: i64) -> list[Block]:
         for key, twin in twins.items():
             ordinal = key // int(state.shared.num_life_cycles)
             block = state.shared.tree.pool.block_of_page(twin)
-            if begin <= ordinal < end and block not in blocks:
+            # The twins of one block were added, and are listed, one after another.
+            if begin <= ordinal < end and (len(blocks) == 0 or blocks[len(blocks) - 1] is not block):
                 blocks.append(block)
     return blocks

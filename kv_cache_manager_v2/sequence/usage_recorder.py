@@ -177,12 +177,10 @@ def record_growth(state: SequenceState, counters: SequenceCounters, old_num_bloc
 
     Blocks that were there before, and were taken back, have been counted.
     """
-    if state.num_blocks <= old_num_blocks:
-        return
     if counters.num_counted_blocks > old_num_blocks:
         old_num_blocks = counters.num_counted_blocks
-        if state.num_blocks <= old_num_blocks:
-            return
+    if state.num_blocks <= old_num_blocks:
+        return
     counters.num_counted_blocks = state.num_blocks
     shared = state.shared
     prompt_blocks = (counters.prompt_length + shared.tokens_per_block - 1) // shared.tokens_per_block

@@ -98,12 +98,8 @@ def _has_slots(shared: SharedState, num_tokens: i64) -> bool:
 
 def pack_committed(state: SequenceState, num_tokens: i64) -> bytes:
     """The first ``num_tokens`` committed tokens, as the keys of blocks are."""
-    path: list[Block] = []
-    block = state.path_end
-    while block.parent is not None:
-        path.append(block)
-        block = block.parent
-    keys = [state.shared.tree.key_of(block) for block in path[::-1][: int(num_tokens // state.shared.tokens_per_block) + 1]]
+    num_blocks = min(state.num_published, num_tokens // state.shared.tokens_per_block + 1)
+    keys = [state.shared.tree.key_of(block) for block in state.blocks[: int(num_blocks)]]
     return b"".join([*keys, pack_read(state), state.tail.packed()])[: int(num_tokens) * TOKEN_BYTES]
 
 

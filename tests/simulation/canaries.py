@@ -160,9 +160,9 @@ CANARIES = (
     Canary(
         "refused resize moves the history",
         "sequence/resize_plan.py", "_find_room",
-        "if len(plan.turns) > 1 or not is_copy_of_tail(turn) or not _can_withdraw(turn.state, ledger):\n"
+        "if len(plan.turns) > 1 or not is_copy_of_tail or not is_tail_its_own(turn.state, ledger):\n"
         "    return False",
-        "if len(plan.turns) > 1 or not is_copy_of_tail(turn) or not _can_withdraw(turn.state, ledger):\n"
+        "if len(plan.turns) > 1 or not is_copy_of_tail or not is_tail_its_own(turn.state, ledger):\n"
         "    turn.state.history = plan.history\n"
         "    return False",
     ),

@@ -64,5 +64,4 @@ def test_retention_is_the_highest_range_that_names_a_token(seed: int) -> None:
         if tokens[0] >= length and (best is None or best[0] < 70):
             best = (70, 2.0)
         priority, seconds = best if best is not None else (35, None)
-        assert plan._find(ordinal, False) == priority
-        assert plan.duration_of(ordinal) == (FOR_EVER if seconds is None else int(seconds * 1_000_000))
+        assert plan.find(ordinal) == (priority, FOR_EVER if seconds is None else int(seconds * 1_000_000))
