@@ -116,13 +116,15 @@ def plan_resume(states: list[SequenceState], wanted: OnboardList | None) -> Resi
 
 def _find_room(plan: ResizePlan, ledger: SlotLedger | None, wanted: OnboardList | None) -> bool:
     """Whether the slots are to be had, if need be without a copy of the published tail."""
+    turn = plan.turns[0]
+    before = turn.state.shared.storage.last_refusal
     if not _lacks_room(plan, ledger, wanted):
         return True
-    turn = plan.turns[0]
     # A block that a fork or a lease has cannot be withdrawn.
     is_copy_of_tail = turn.state.tail.is_published and turn.copies == [int(turn.state.num_published)]
     if len(plan.turns) > 1 or not is_copy_of_tail or not is_tail_its_own(turn.state, ledger):
         return False
+    turn.state.shared.storage.take_refusal_back(before)
     plan.turns[0] = plan_turn(turn.state, NO_ORDINALS, turn.first_written, plan, ledger)
     plan.withdraws_tail = True
     return not _lacks_room(plan, ledger, wanted)

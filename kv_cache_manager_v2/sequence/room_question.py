@@ -34,13 +34,9 @@ class RoomQuestion:
             storage.closed.look()
         mark = storage.digest.mark()
         last_refusal = storage.last_refusal
-        num_refusals = storage.num_refusals[:]
         self._plan = plan_resize(list_beams(state), capacity, history, self._ledger)
-        refusal = None if self._plan is not None else storage.last_refusal
         storage.digest.roll_back(mark)
-        storage.last_refusal = last_refusal
-        storage.num_refusals = num_refusals
-        return refusal
+        return None if self._plan is not None else storage.take_refusal_back(last_refusal)
 
     def take(self) -> None:
         """The resize that was asked for last would be carried out: the next question comes after it."""

@@ -193,9 +193,8 @@ class CleanCopies:
     def make_plain_slot(self, index: i64) -> None:
         """See that a free slot without a copy is there; the caller knows that one is free."""
         allocator = self._allocators[index]
-        lines = self._lines
-        if lines is not None and allocator.num_free == allocator.num_aside:
-            self.forget(lines.oldest(index))
+        if self._lines is not None and allocator.num_free == allocator.num_aside:
+            self.forget(self._lines.oldest(index))
 
     def _remove(self, page: i64) -> None:
         lines = self._lines

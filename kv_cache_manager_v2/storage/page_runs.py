@@ -172,17 +172,10 @@ def set_ready_run(storage: PageStorage, first_pages: vec[i64], life_cycle: i64, 
 
 def release_run(storage: PageStorage, first_pages: vec[i64], life_cycles: vec[i64], begin: i64, end: i64, timeline: i64, mark: i64) -> None:
     """`unlock_and_release` all pages of published blocks, the last block first, one pool group after the other."""
-    if storage.num_pool_groups > 1:
-        for group in range(storage.num_pool_groups):
-            some = _of_pool_group(storage, life_cycles, group)
-            if len(some) > 0:
-                _release_group(storage, first_pages, some, begin, end, timeline, mark)
-    else:
-        _release_group(storage, first_pages, life_cycles, begin, end, timeline, mark)
-
-
-def _of_pool_group(storage: PageStorage, life_cycles: vec[i64], pool_group: i64) -> vec[i64]:
-    return vec[i64]([life_cycle for life_cycle in life_cycles if storage.pool_group_of[life_cycle] == pool_group])
+    for group in range(storage.num_pool_groups):
+        some = vec[i64]([life_cycle for life_cycle in life_cycles if storage.pool_group_of[life_cycle] == group])
+        if len(some) > 0:
+            _release_group(storage, first_pages, some, begin, end, timeline, mark)
 
 
 def _release_group(

@@ -224,6 +224,14 @@ class PageStorage:
         self.last_refusal = refusal
         self.num_refusals[refusal.level * self.num_pool_groups + refusal.pool_group] += 1
 
+    def take_refusal_back(self, before: Refusal | None) -> Refusal:
+        """The last refusal, which was of no call of the user's, and so was none; ``before`` is the last one again."""
+        refusal = self.last_refusal
+        assert refusal is not None, "a refusal is taken back where there was none"
+        self.num_refusals[refusal.level * self.num_pool_groups + refusal.pool_group] -= 1
+        self.last_refusal = before
+        return refusal
+
     # -- making and freeing pages -------------------------------------------------------------------------------------
 
     def make_locked_page(self, page: i64, pool_group: i64, priority: i64, timeline: i64) -> i64:

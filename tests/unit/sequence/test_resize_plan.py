@@ -91,11 +91,17 @@ def test_a_tail_is_copied_or_withdrawn() -> None:
                 copies = [] if withdraws else [1]
                 assert (plan.withdraws_tail, plan.turns[0].copies, list(plan.turns[0].copied)) == (withdraws, copies, copies)
                 assert ("withdraws the tail" in repr(plan)) is withdraws
+                assert manager.last_refusal is None and list(manager._shared.storage.num_refusals) == [0]
     with manager_of(num_slots=2, max_util_for_resume=1.0) as manager, run_prompt(manager, [1, 2, 3, 4, 5, 6]) as kv_cache:
         with kv_cache.fork() as fork:
             assert fork.is_active
             assert plan_resize([state_of(kv_cache)], 7, 6) is None, "another sequence has the block, and there is no slot for a copy"
             assert manager.last_refusal is not None and manager.last_refusal.asked == 1
+    with manager_of(num_slots=2, max_util_for_resume=1.0) as manager, run_prompt(manager, [1, 2, 3, 4, 5, 6]) as kv_cache:
+        kv_cache.stop_committing()
+        assert plan_resize([state_of(kv_cache)], 9, 6) is None, "a third block, whether the tail is copied or not"
+        assert manager.last_refusal is not None and manager.last_refusal.asked == 1
+        assert list(manager._shared.storage.num_refusals) == [1]
 
 
 def test_peaks_of_beams_in_turn() -> None:
