@@ -32,6 +32,7 @@ from typing import Final, final
 from librt.vecs import append, extend, vec
 from mypy_extensions import i64
 
+from ..base.handle import Handle
 from ..base.ids import TokenIdExt
 from .event_backlog import EventBacklog
 from .log_batch import (
@@ -61,7 +62,7 @@ MAX_WORDS: Final = 1 << 17
 
 
 @final
-class EventLog:
+class EventLog(Handle):
     __slots__ = (
         "_backlog", "_words", "_num_words", "_objects", "_num_pages", "_marks", "_first_page", "_num_life_cycles", "wants_partial_blocks",
         "_num_batches", "_num_pages_before", "_unsent",
