@@ -130,15 +130,10 @@ def _find_run_begin(state: SequenceState, ordinal: i64) -> i64:
     return begin
 
 
-def release_stale(state: SequenceState, life_cycle: i64, begin: i64, end: i64, mark: i64) -> None:
-    """Out-of-window pages of published blocks, the last block first."""
+def release_passed(state: SequenceState, life_cycle: i64, begin: i64, end: i64, mark: i64, evict_first: bool) -> None:
+    """Out-of-window pages of published blocks, the last block first; ``evict_first``: that one goes before all others."""
     first_pages = list_first_pages(state.blocks, begin, end)
-    release_run(state.shared.storage, first_pages, vec[i64]([life_cycle]), 0, end - begin, state.timeline, mark)
-
-
-def release_evict_first(state: SequenceState, life_cycle: i64, begin: i64, end: i64, mark: i64) -> None:
-    """Evict-first pages of published blocks out of the window, the last one before all others."""
-    if begin >= end:
-        return
-    first_pages = list_first_pages(state.blocks, begin, end)
-    release_run_evict_first(state.shared.storage, first_pages, life_cycle, 0, end - begin, state.timeline, mark)
+    if evict_first:
+        release_run_evict_first(state.shared.storage, first_pages, life_cycle, 0, end - begin, state.timeline, mark)
+    else:
+        release_run(state.shared.storage, first_pages, vec[i64]([life_cycle]), 0, end - begin, state.timeline, mark)

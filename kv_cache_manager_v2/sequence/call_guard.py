@@ -363,7 +363,7 @@ class CallGuard(CallDoor):
         return waiting
 
     def _record_interruption(self) -> None:
-        self._break_by(f"{sys.exc_info()[1]!r}")
+        self._break_by(repr(sys.exc_info()[1]))
 
     def _break_by(self, interruption: str) -> None:
         self._break(f"a call was interrupted in the middle of a change: {interruption}")

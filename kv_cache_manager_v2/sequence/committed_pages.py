@@ -41,8 +41,8 @@ def list_committed(state: SequenceState, begin: i64, end: i64, most: i64, offere
     rows = shared.storage.rows
     block_bytes = shared.tree.block_bytes
     bad: i64 = BAD_PAGE_INDEX
-    ordinal = begin
-    while ordinal < end:
+    found.end = begin
+    for ordinal in range(begin, end):
         block = state.blocks[ordinal]
         content = block_key(block, block_bytes)
         before = len(found.pages)
@@ -63,8 +63,7 @@ def list_committed(state: SequenceState, begin: i64, end: i64, most: i64, offere
             for listed in (found.pages, found.rows, found.contents, found.slots):
                 del listed[before:]
             break
-        ordinal += 1
-    found.end = ordinal
+        found.end = ordinal + 1
     return found
 
 

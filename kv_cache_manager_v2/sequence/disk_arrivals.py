@@ -22,10 +22,8 @@ def settle_before_resume(state: SequenceState, waits: bool, account: PageCounter
 def record_doubtful_pages(state: SequenceState) -> None:
     """The sequence was resumed without waiting: from now on `ready` and the next step ask for its reads, if there are any."""
     reads = state.shared.storage.reads
-    for page in _list_pages(state):
-        if reads.is_doubtful(page):
-            expect_reads(state)
-            return
+    if any([reads.is_doubtful(page) for page in _list_pages(state)]):
+        expect_reads(state)
 
 
 def expect_reads(state: SequenceState) -> None:
@@ -41,9 +39,8 @@ def are_reads_here(state: SequenceState) -> bool:
         settle_reads(storage)
         pages = _list_pages(state)
         _require_whole(state, pages)
-        for page in pages:
-            if storage.reads.is_doubtful(page):
-                return False
+        if any([storage.reads.is_doubtful(page) for page in pages]):
+            return False
         _end_awaiting(state)
     return True
 

@@ -272,7 +272,7 @@ class FinishQuestion:
         for pool_group in range(shared.storage.num_pool_groups):
             total = shared.storage.allocators[pool_group].num_slots
             locked = total - self._top_room[pool_group]
-            if locked > shared.constraint_slots[pool_group] and total > 0 and float(locked) / float(total) > shared.max_util_for_resume:
+            if shared.is_overused(pool_group, locked):
                 text = (
                     f"level 0, pool group {pool_group}: sequences outside the list and leases lock {locked} of {total} slots, more than "
                     f"max_util_for_resume={shared.max_util_for_resume} and the constraints allow to resume another sequence. Put active "

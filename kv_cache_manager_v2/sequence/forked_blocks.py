@@ -21,7 +21,7 @@ from mypy_extensions import i64
 from ..reuse.block import Block
 from ..reuse.token_packing import TOKEN_BYTES
 from .block_owners import add_co_owner
-from .planned_rules import validate_planned_tokens
+from .planned_rules import require_committed_before, validate_offered_tokens
 from .sequence_state import SequenceState
 
 NO_ORDINALS: Final[list[int]] = []
@@ -62,11 +62,6 @@ def list_copies(state: SequenceState, capacity: i64, history: i64) -> list[int]:
         if block.parent is not None or block.num_co_owners > 0:
             copies.append(int(ordinal))
     return copies
-
-
-def may_write_forked(state: SequenceState, history: i64) -> bool:
-    """Whether a step that adds no block may write into one that is or was shared."""
-    return state.forked_end >= state.num_blocks or history < state.forked_end * state.shared.tokens_per_block
 
 
 def settle_forked(state: SequenceState, first_written: i64) -> None:
@@ -120,13 +115,14 @@ def list_owners(state: SequenceState, ordinal: i64) -> list[SequenceState]:
 def validate_same_tokens(state: SequenceState, packed: bytes) -> None:
     """Owners of one block have the same bytes, so they cannot say that these stand for different tokens."""
     if state.sharing.planned is not None:
-        validate_planned_tokens(state, packed, "commit")
+        require_committed_before(state, "commit")
+        validate_offered_tokens(state, packed)
         return
     text = state.tail.packed() + packed
     block_bytes = state.shared.tree.block_bytes
-    position: i64 = 0
-    ordinal = state.num_published
-    while position < len(text) and ordinal < state.forked_end:
+    num_blocks = (len(text) + block_bytes - 1) // block_bytes
+    for ordinal in range(state.num_published, min(state.num_published + num_blocks, state.forked_end)):
+        position = (ordinal - state.num_published) * block_bytes
         piece = text[position : position + block_bytes]
         known = state.shared.tree.key_of(state.blocks[ordinal])
         if len(known) == 0:
@@ -139,8 +135,6 @@ def validate_same_tokens(state: SequenceState, packed: bytes) -> None:
                 f"sequence {state.id}: block {ordinal} is shared with a fork that has committed other tokens for the same "
                 f"bytes; a step that computes tokens of its own begins with a resize"
             )
-        position += block_bytes
-        ordinal += 1
 
 
 def may_publish_partial(state: SequenceState, key: bytes) -> bool:

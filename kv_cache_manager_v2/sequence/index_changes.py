@@ -54,14 +54,12 @@ class IndexChanges:
         taken = self._taken
         # Behind the last block there is nothing to change; when there is a block again, it counts as new.
         known = self._num_taken if self._num_taken < num_blocks else num_blocks
-        for index in range(len(self._begins)):
-            ordinal: i64 = self._begins[index]
-            end: i64 = self._ends[index]
-            while ordinal < end and ordinal < known:
+        ordinal: i64
+        for begin, end in zip(self._begins, self._ends):
+            for ordinal in range(begin, min(end, known)):
                 if taken[ordinal] != entries[ordinal]:
                     taken[ordinal] = entries[ordinal]
                     changed = append(changed, ordinal)
-                ordinal += 1
         for ordinal in range(known, num_blocks):
             taken[ordinal] = entries[ordinal]
             changed = append(changed, ordinal)

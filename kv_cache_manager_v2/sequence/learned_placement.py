@@ -224,13 +224,10 @@ class LearnedPlacement:
 
     def _find_prompt_end(self, packed: bytes, num_blocks: i64) -> int:
         """The mark of the last end of a prompt at so many blocks or a few before; 0 if there is none."""
-        left = LOOK_BACK
-        while left > 0 and num_blocks > 0:
-            mark = self._marks.get(self._key_of(packed, num_blocks), 0)
+        for ordinal in range(num_blocks, max(num_blocks - LOOK_BACK, 0), -1):
+            mark = self._marks.get(self._key_of(packed, ordinal), 0)
             if mark & _PROMPT_END != 0:
                 return mark
-            num_blocks -= 1
-            left -= 1
         return 0
 
     def _record_continuation(self, facts: ScopeFacts, end_mark: int, extends: bool) -> None:

@@ -67,13 +67,15 @@ class _LevelChange:
     """One `resize_level`: `prepare`, then `settle` or `undo`."""
 
     __slots__ = (
-        "_shared", "_states", "_level", "_first", "_counts", "_old_counts", "_shrunk", "_num_remapped", "_resizer", "_points", "_num_points"
+        "_shared", "_active", "_level", "_first", "_counts", "_old_counts", "_shrunk", "_num_remapped", "_resizer", "_points", "_num_points"
     )  # fmt: skip
 
     def __init__(self, shared: SharedState, sequences: Sequence[SequenceState], level: i64, counts: Sequence[int]) -> None:
         storage = shared.storage
         self._shared: Final = shared
-        self._states: Final[list[SequenceState]] = [beam for state in sequences for beam in list_beams(state)]
+        states = [] if level > 0 else [beam for state in sequences for beam in list_beams(state)]
+        self._active: Final[list[SequenceState]] = [state for state in states if state.timeline != NO_TIMELINE]
+        """Those that use pages of the level, on streams of their own."""
         self._level: Final = level
         self._first: Final[i64] = level * storage.num_pool_groups
         """The level's first pool group among those of all levels."""
@@ -85,7 +87,7 @@ class _LevelChange:
         """Pool groups, from the first on, whose memory may be that of another number of slots than the old one."""
         self._resizer: Final = PoolResizer(storage, shared.traffic.room_count, shared.traffic.reclaimer, shared.traffic.mover)
         # Of each pool group: a mark of each sequence, and the point after the copies.
-        self._points = vec[i64]([NO_POINT] * (len(counts) * (len(self._states) + 1)))
+        self._points = vec[i64]([NO_POINT] * (len(counts) * (len(self._active) + 1)))
         """After the first ``_num_points`` no stream touches what lies behind the new ends."""
         self._num_points: i64 = 0
 
@@ -128,35 +130,29 @@ class _LevelChange:
         order = shared.order
         level = self._level
         resizer = self._resizer
-        if level == 0:
-            # Active sequences use their pages on streams of their own: the copies wait for these, and they for the copies.
-            timeline = shared.traffic.mover.timeline(0, 0)
-            for state in self._states:
-                if state.timeline != NO_TIMELINE:
-                    mark = order.mark(state.timeline)
-                    order.wait(timeline, mark)
-                    self._record_point(mark)
+        # The copies wait for active sequences, and they for the copies.
+        for state in self._active:
+            mark = order.mark(state.timeline)
+            order.wait(shared.traffic.mover.timeline(0, 0), mark)
+            self._record_point(mark)
         # Active sequences have to hear of each page that moves: what is refused while they do, or while they wait, stays half done.
         shared.guard.begin_change()
         try:
             point = resizer.relocate(level, pool_group, count)
         except BaseException:
-            if level == 0:
+            if len(self._active) > 0:
                 # Some copies may be under way: they read pages that active sequences are going to write.
                 mark = order.mark(shared.traffic.mover.timeline(0, 0))
-                for state in self._states:
-                    if state.timeline != NO_TIMELINE:
-                        order.wait(state.timeline, mark)
+                for state in self._active:
+                    order.wait(state.timeline, mark)
             shared.guard.end_change()
             raise
         if point != NO_POINT:
             self._record_point(point)
-        if level == 0:
-            for state in self._states:
-                if state.timeline != NO_TIMELINE:
-                    order.wait(state.timeline, point)
-                    _follow(state, pool_group, resizer)
-                    _move_scratch_slots(state, pool_group, count)
+        for state in self._active:
+            order.wait(state.timeline, point)
+            _follow(state, pool_group, resizer)
+            _move_scratch_slots(state, pool_group, count)
         self._shrunk.append(pool_group)
         shared.guard.end_change()
 

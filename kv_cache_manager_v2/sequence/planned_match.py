@@ -27,8 +27,7 @@ def find_path(shared: SharedState, root: Block, packed: bytes) -> tuple[list[Blo
     matcher = shared.matcher
     node: Block | None = root
     above: PlannedBlock | None = None
-    position: i64 = 0
-    while position + tree.block_bytes <= len(packed):
+    for position in range(0, len(packed) - tree.block_bytes + 1, tree.block_bytes):
         key = packed[position : position + tree.block_bytes]
         child = None if node is None else tree.find_child(node, key)
         planned = shared.claims.planned.find(node, above, key)
@@ -45,7 +44,6 @@ def find_path(shared: SharedState, root: Block, packed: bytes) -> tuple[list[Blo
             planned_ones.append(planned)
         node = child
         above = planned
-        position += tree.block_bytes
     if not shared.storage.reads.is_idle:
         cut_path(blocks, planned_ones, shared.count_whole_blocks(blocks))
     return blocks, planned_ones

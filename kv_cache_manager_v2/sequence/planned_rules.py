@@ -60,15 +60,9 @@ def validate_offer(state: SequenceState) -> None:
         )
 
 
-def validate_planned_tokens(state: SequenceState, packed: bytes, call: str) -> None:
-    """The tokens are those that were offered: `ValueError` if not; `LogicError` while a writer above has not committed its own."""
-    require_committed_before(state, call)
-    validate_offered_tokens(state, packed)
-
-
 def validate_offered_tokens(state: SequenceState, packed: bytes) -> None:
-    """The tokens, which follow the committed ones, are those that the sequence has offered before, where it has; also in the blocks that
-    others had published by then, as what is offered is below these."""
+    """The tokens, which follow the committed ones, are those that the sequence has offered before, where it has: `ValueError` if not. Also
+    in the blocks that others had published by then, as what is offered is below these."""
     links = state.sharing.planned
     if links is None:
         return

@@ -45,11 +45,10 @@ def offer(state: SequenceState, packed: bytes) -> i64:
         above = links.read[len(links.read) - 1]
         ordinal = above.ordinal + 1
     end = _count_matchable(state, node, above, ordinal, text) * block_bytes
-    position: i64 = 0
     num_offered: i64 = 0
     next_own: i64 = 0
     is_shown = False
-    while position < end:
+    for position in range(0, end, block_bytes):
         key = text[position : position + block_bytes]
         child = None if node is None else tree.find_child(node, key)
         planned = shared.claims.planned.find(node, above, key)
@@ -79,7 +78,6 @@ def offer(state: SequenceState, packed: bytes) -> i64:
         node = child
         above = planned
         ordinal += 1
-        position += block_bytes
     shared.storage.digest.record(PLANNED, num_offered)
     if not links.is_idle:
         state.sharing.planned = links
@@ -124,23 +122,18 @@ def _expect_writes(state: SequenceState, planned: PlannedBlock) -> None:
                 shared.device.expect_write(int(group.base_addresses[pool] + rows.slot(page) * num_bytes), int(num_bytes))
 
 
-def find_planned_end(state: SequenceState) -> i64:
-    """Behind the last block that is planned; 0 if none is."""
-    links = state.sharing.planned
-    if links is None:
-        return 0
-    blocks = links.offered if len(links.offered) > 0 else links.read
-    return blocks[len(blocks) - 1].ordinal + 1 if len(blocks) > 0 else 0
-
-
 def _record_end(state: SequenceState) -> None:
     """Up to where the blocks of the sequence have, or may have, other owners."""
-    end = find_planned_end(state)
+    end: i64 = 0
+    links = state.sharing.planned
+    if links is not None:
+        blocks = links.offered if len(links.offered) > 0 else links.read
+        if len(blocks) > 0:
+            end = blocks[len(blocks) - 1].ordinal + 1
+        if links.is_idle:
+            state.sharing.planned = None
     state.forked_end = end if end > state.num_published else 0
     state.next_slow_capacity = 0
-    links = state.sharing.planned
-    if links is not None and links.is_idle:
-        state.sharing.planned = None
 
 
 def take_offered(state: SequenceState) -> PlannedBlock | None:

@@ -116,12 +116,10 @@ def _can_begin(shared: SharedState, wanted: OnboardList, level: i64, pool_group:
     It leaves a slot that the next victim can go to, so the others follow. Level 0 has no such case: there pages are swapped.
     """
     storage = shared.storage
-    at: i64 = level
-    while at <= storage.last_level and at < storage.closed.first:
+    for at in range(level, min(storage.last_level + 1, storage.closed.first)):
         index = at * storage.num_pool_groups + pool_group
         if storage.allocators[index].num_free > 0 or storage.queues[index].num_pages > 0:
             return True
         if storage.held_queues[index].num_pages <= len(wanted.pages[index]) + (wanted.num_here[pool_group] if at == level else 0):
             return False
-        at += 1
     return False

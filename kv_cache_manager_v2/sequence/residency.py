@@ -9,7 +9,6 @@ close        any -> CLOSED: everything released, the tail of the sequence evict-
 
 from mypy_extensions import i64
 
-from ..base.errors import StorageIOError
 from ..base.ids import GPU_LEVEL
 from ..device.stream_order import NO_POINT
 from ..reuse.match import Match
@@ -46,7 +45,7 @@ from .sequence_state import ACTIVE, CLOSED, NO_TIMELINE, SUSPENDED, Arrivals, Se
 from .snapshots import leave_last_state
 from .staged_copies import copy_shared_blocks
 from .twins import end_twins
-from .whole_prefix import make_load_failed
+from .whole_prefix import bring_up
 
 
 def hold_match(state: SequenceState, match: Match, planned: list[PlannedBlock]) -> None:
@@ -129,16 +128,10 @@ def try_resume(state: SequenceState, stream: int, waits: bool) -> bool:
         return False
     timeline = shared.order.enter(stream)
     try:
-        try:
-            if wanted is not None and wanted.needs_work(plan.peak):
-                shared.traffic.onboarding.bring_up(wanted, plan.peak, waits, account)
-            else:
-                shared.traffic.reclaimer.make_room(plan.peak, account)
-        except StorageIOError as error:
-            # All is in its queues again.
-            if len(shared.traffic.onboarding.failed) > 0:
-                raise make_load_failed(state, shared.traffic.onboarding.failed, str(error)) from error
-            raise
+        if wanted is not None and wanted.needs_work(plan.peak):
+            bring_up(state, wanted, plan.peak, waits)
+        else:
+            shared.traffic.reclaimer.make_room(plan.peak, account)
         shared.guard.begin_change()
         if plan.withdraws_tail:
             forget_copies_of_tail(state)
@@ -255,17 +248,15 @@ def _find_overuse(state: SequenceState) -> bool:
     """Whether other active sequences lock more of some pool group than `max_util_for_resume` allows, and than the constraints
     demand; notes why."""
     storage = state.shared.storage
-    limit = state.shared.max_util_for_resume
-    constraint_slots = state.shared.constraint_slots
     for pool_group in range(storage.num_pool_groups):
         locked = storage.num_locked[pool_group]
-        total = storage.allocators[pool_group].num_slots
-        if locked > constraint_slots[pool_group] and total > 0 and float(locked) / float(total) > limit:
+        if state.shared.is_overused(pool_group, locked):
             free = storage.allocators[pool_group].num_free
             evictable = storage.queues[pool_group].num_pages + storage.held_queues[pool_group].num_pages
             text = (
-                f"level 0, pool group {pool_group}: more slots are locked than max_util_for_resume={limit} and constraints allow to resume "
-                f"another one; {state.shared.traffic.room_count.describe(pool_group, free, evictable)}. Suspend or close sequences first"
+                f"level 0, pool group {pool_group}: more slots are locked than max_util_for_resume={state.shared.max_util_for_resume} and "
+                f"constraints allow to resume another one; {state.shared.traffic.room_count.describe(pool_group, free, evictable)}. "
+                f"Suspend or close sequences first"
             )
             storage.refuse(Refusal(GPU_LEVEL, int(pool_group), 0, int(free), int(evictable), text), locked)
             return True

@@ -13,15 +13,14 @@ from typing import Final
 from librt.vecs import append, vec
 from mypy_extensions import i32, i64, u8
 
-from ..base.errors import LogicError, StorageIOError
+from ..base.errors import LogicError
 from ..base.ids import BAD_PAGE_INDEX, GPU_LEVEL
 from ..device.stream_order import NO_POINT
-from ..stats.usage_counters import find_page_counters
 from ..storage.onboarding import OnboardList
 from .planned_rules import phrase_of
 from .sequence_state import ACTIVE, SequenceState
 from .shared_state import UNBOUNDED, Windows
-from .whole_prefix import make_load_failed
+from .whole_prefix import bring_up
 
 _NO_ORDINALS: Final = vec[i64]()
 
@@ -140,12 +139,7 @@ def require(state: SequenceState, life_cycle: i64, ordinals: vec[i64]) -> bool:
     if shared.traffic.room_count.find_onboard_refusal(nothing, wanted.num_here, wanted.num_below, wanted.num_freed):
         return False
     if wanted.needs_work(nothing):
-        try:
-            shared.traffic.onboarding.bring_up(wanted, nothing, True, find_page_counters(state.request.counters))
-        except StorageIOError as error:
-            if len(shared.traffic.onboarding.failed) > 0:
-                raise make_load_failed(state, shared.traffic.onboarding.failed, str(error)) from error
-            raise
+        bring_up(state, wanted, nothing, True)
     with storage.changes:
         _lock(state, life_cycle, added)
         state.next_slow_capacity = 0

@@ -164,12 +164,10 @@ def _move_scratch(state: SequenceState, capacity: i64, history: i64, mark: i64) 
     for life_cycle in range(state.shared.num_life_cycles):
         begin = scratch.compute_begin(life_cycle, history, capacity)
         end = scratch.compute_end(life_cycle, history, capacity)
-        ordinal = begin
-        while ordinal < end and ordinal < state.num_blocks:
+        for ordinal in range(begin, min(end, state.num_blocks)):
             if state.holds_page(life_cycle, ordinal):
                 release_page(state, life_cycle, ordinal, mark)
                 state.tables[life_cycle].set(ordinal, BAD_PAGE_INDEX)
-            ordinal += 1
         scratch.release(life_cycle, scratch.count_slots(life_cycle, end - begin), mark)
         scratch.set_range(life_cycle, begin, end)
 

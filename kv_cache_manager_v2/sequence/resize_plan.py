@@ -87,8 +87,7 @@ def plan_resize(states: list[SequenceState], capacity: i64, history: i64, ledger
     """
     shared = states[0].shared
     plan = ResizePlan(capacity, history, (capacity + shared.tokens_per_block - 1) // shared.tokens_per_block)
-    position: i64 = 0
-    for state in states:
+    for position, state in enumerate(states):
         copies = NO_ORDINALS
         first_written: i64 = NEVER
         if state.tail.is_published or state.forked_end > 0:
@@ -97,7 +96,6 @@ def plan_resize(states: list[SequenceState], capacity: i64, history: i64, ledger
             if position > 0 or ledger is not None:
                 copies = _leave_out_last_owned(states, position, copies, ledger)
         plan.turns.append(plan_turn(state, copies, first_written, plan, ledger))
-        position += 1
     return plan if _find_room(plan, ledger, None) else None
 
 

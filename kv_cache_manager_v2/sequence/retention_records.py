@@ -125,11 +125,9 @@ class RetentionRecords:
                     del self._pins[old]
                 if len(self._pins) >= self._max_pinned:
                     return False
-        self._pins.pop(key, None)
-        self._timed.pop(key, None)
+        self.release(block, priority)
         pin = NotedBlock(block, self._tree.block_bytes, priority)
         self._pins[key] = pin
-        self._set_priority(block, priority, -1)
         if clock != NO_CLOCK:
             self._limit(pin, clock, end)
         return True

@@ -78,21 +78,17 @@ class Scratch:
     def take(self, timeline: i64) -> None:
         """Allocate what the ranges need; room has been made."""
         storage = self.shared.storage
-        life_cycle: i64 = 0
-        for slots in self.slots:
+        for life_cycle, slots in enumerate(self.slots):
             wanted = self.count_slots(life_cycle, self.ends[life_cycle] - self.begins[life_cycle])
             while len(slots) < wanted:
                 slots.append(int(storage.slots.take_scratch_slot(storage.pool_group_of[life_cycle], timeline)))
-            life_cycle += 1
 
     def advance_ready(self, timeline: i64, mark: i64) -> None:
         """The next user of the slots waits for ``mark``, a fresh mark of ``timeline``, too."""
         storage = self.shared.storage
-        life_cycle: i64 = 0
-        for slots in self.slots:
+        for life_cycle, slots in enumerate(self.slots):
             for slot in slots:
                 storage.slots.advance_ready(slot, storage.pool_group_of[life_cycle], timeline, mark)
-            life_cycle += 1
 
     def clear(self) -> None:
         """No block is a scratch block any more; the slots are free already."""

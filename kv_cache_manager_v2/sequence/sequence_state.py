@@ -299,7 +299,6 @@ class SequenceState:
         self.path_end = UNPINNED
         for table in self.tables:
             table.resize(0)
-        self.request.windows = self.shared.windows
         self.window_begins = self.shared.windows.least_begins[:]
         self.scratch.clear()
         self.arrivals = Arrivals()
@@ -333,10 +332,15 @@ class SequenceState:
             or len(self.arrivals.points) > 0
             or self.scratch.is_enabled
             or self.scratch.num_blocks > 0
-            or (self.forked_end > 0 and (self.forked_end >= self.num_blocks or self.history < self.forked_end * size))
+            or self.may_write_forked(self.history)
         ):
             return 0
         return self.num_blocks * size + 1
+
+    def may_write_forked(self, history: i64) -> bool:
+        """Whether a step that adds no block may write into one that is or was shared."""
+        end = self.forked_end
+        return end > 0 and (end >= self.num_blocks or history < end * self.shared.tokens_per_block)
 
     def record_arrival(self, point: i64) -> None:
         self.next_slow_capacity = 0

@@ -254,6 +254,11 @@ class SharedState:
         self.num_further_beams: i64 = 0
         """Beams of all open sequences, beside one beam each."""
 
+    def is_overused(self, pool_group: i64, num_locked: i64) -> bool:
+        """Whether so many locked slots are more than `max_util_for_resume` allows beside a resume, and than the constraints demand."""
+        total = self.storage.allocators[pool_group].num_slots
+        return num_locked > self.constraint_slots[pool_group] and total > 0 and float(num_locked) / float(total) > self.max_util_for_resume
+
     def count_whole_blocks(self, blocks: list[Block]) -> i64:
         """How many of them come before the first that has a page whose bytes a disk has lost."""
         count: i64 = 0

@@ -14,7 +14,6 @@ from librt.strings import write_i32_le
 from mypy_extensions import i32, i64
 
 from ..base.ids import PRIORITY_DEFAULT
-from .forked_blocks import may_write_forked
 from .sequence_state import ACTIVE, SequenceState
 
 
@@ -26,7 +25,7 @@ def stays_within_blocks(state: SequenceState, capacity: i64, history: i64) -> bo
         and capacity <= room
         and capacity > room - state.shared.tokens_per_block
         and not state.tail.is_published
-        and (state.forked_end == 0 or not may_write_forked(state, history))
+        and not state.may_write_forked(history)
         and state.scratch.num_blocks == 0
         and capacity - history < state.shared.windows.least_scratch_step
     )

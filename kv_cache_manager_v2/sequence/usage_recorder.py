@@ -132,19 +132,16 @@ def count_hits_by_level(state: SequenceState, counts: vec[i64], hits_at: i64) ->
     shared = state.shared
     rows = shared.storage.rows
     left = state.num_committed
-    ordinal: i64 = 0
-    while left > 0:
+    for ordinal in range(state.num_blocks):
         level: i64 = 0
         for life_cycle in range(shared.num_life_cycles):
             if state.holds_page(life_cycle, ordinal):
                 page_level = rows.level(state.blocks[ordinal].first_page + life_cycle)
                 if page_level > level:
                     level = page_level
-        num_tokens = shared.tokens_per_block if left > shared.tokens_per_block else left
-        at = hits_at + level
-        counts[at] += num_tokens
+        num_tokens = min(left, shared.tokens_per_block)
+        counts[hits_at + level] += num_tokens
         left -= num_tokens
-        ordinal += 1
 
 
 def count_held_pages(state: SequenceState, life_cycle: i64, begin: i64, end: i64) -> i64:

@@ -7,10 +7,12 @@ keeps when some of its pages cannot be read.
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from ..base.errors import LoadFailed
+from ..base.errors import LoadFailed, StorageIOError
 from ..reuse.block import Block
 from ..reuse.state_match import StateMatch
 from ..reuse.token_packing import TOKEN_BYTES
+from ..stats.usage_counters import find_page_counters
+from ..storage.onboarding import OnboardList
 from .planned_rules import pack_read
 from .sequence_state import SequenceState
 from .shared_state import SharedState
@@ -101,6 +103,18 @@ def pack_committed(state: SequenceState, num_tokens: i64) -> bytes:
     num_blocks = min(state.num_published, num_tokens // state.shared.tokens_per_block + 1)
     keys = [state.shared.tree.key_of(block) for block in state.blocks[: int(num_blocks)]]
     return b"".join([*keys, pack_read(state), state.tail.packed()])[: int(num_tokens) * TOKEN_BYTES]
+
+
+def bring_up(state: SequenceState, wanted: OnboardList, peak: vec[i64], waits: bool) -> None:
+    """`Onboarding.bring_up` for the sequence and its beams: `LoadFailed` where some of its pages cannot be read."""
+    onboarding = state.shared.traffic.onboarding
+    try:
+        onboarding.bring_up(wanted, peak, waits, find_page_counters(state.request.counters))
+    except StorageIOError as error:
+        # All is in its queues again.
+        if len(onboarding.failed) > 0:
+            raise make_load_failed(state, onboarding.failed, str(error)) from error
+        raise
 
 
 def make_load_failed(state: SequenceState, bad: list[int], reason: str) -> LoadFailed:

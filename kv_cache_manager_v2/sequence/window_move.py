@@ -5,7 +5,7 @@ from typing import Final
 from mypy_extensions import i64
 
 from ..base.ids import BAD_PAGE_INDEX
-from .block_runs import release_evict_first, release_stale
+from .block_runs import release_passed
 from .page_users import release_page
 from .residency_window import unlock_passed
 from .sequence_state import SequenceState
@@ -65,10 +65,8 @@ def _release_published(state: SequenceState, life_cycle: i64, begin: i64, end: i
     prompt_end = _find_prompt_end(state)
     while begin < end:
         stop = _nearer(begin, branch_begin, _nearer(begin, branch_end, _nearer(begin, prompt_begin, _nearer(begin, prompt_end, end))))
-        if branch_begin <= begin < branch_end or prompt_begin <= begin < prompt_end:
-            release_stale(state, life_cycle, begin, stop, mark)
-        else:
-            release_evict_first(state, life_cycle, begin, stop, mark)
+        is_likely_end = branch_begin <= begin < branch_end or prompt_begin <= begin < prompt_end
+        release_passed(state, life_cycle, begin, stop, mark, not is_likely_end)
         begin = stop
 
 

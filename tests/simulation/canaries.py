@@ -200,8 +200,8 @@ CANARIES = (
     Canary(
         "scopes share",
         "reuse/radix_tree.py", "RadixTree.find_root",
-        "return self._roots.get(scope)",
-        "return next(iter(self._roots.values()), None)",
+        "self._latest_root = self._roots.get(scope)",
+        "self._latest_root = next(iter(self._roots.values()), None)",
     ),
     Canary(
         "sequences of an epoch that has ended publish",
