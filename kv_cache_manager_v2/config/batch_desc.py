@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from mypy_extensions import mypyc_attr
 
-from .config_value import ConfigValue, take_int, to_tuple
+from .config_value import ConfigValue, take_int, to_objects
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,11 @@ class BatchDesc(ConfigValue):
     system_prompt_length: int = 0
 
     def __post_init__(self) -> None:
-        kv_caches = to_tuple(self.kv_caches, "BatchDesc.kv_caches")
+        kv_caches = to_objects(self.kv_caches, KVCacheDesc, "BatchDesc.kv_caches")
         take_int(self, "system_prompt_length", "BatchDesc.system_prompt_length", 0)
-        max_capacity = -1
-        for item in kv_caches:
-            if not isinstance(item, KVCacheDesc):
-                raise TypeError(f"BatchDesc.kv_caches must be KVCacheDesc objects, not {type(item).__name__}")
-            max_capacity = max(max_capacity, item.capacity)
         if not kv_caches:
             raise ValueError("BatchDesc.kv_caches is empty; a batch has at least one sequence")
+        max_capacity = max([item.capacity for item in kv_caches])
         if self.system_prompt_length > max_capacity:
             raise ValueError(
                 f"BatchDesc.system_prompt_length is {self.system_prompt_length}, more than the largest capacity"

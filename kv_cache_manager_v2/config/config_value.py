@@ -9,11 +9,13 @@ Values that fit only together (the quota and the layers, the ratios and the pool
 
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from mypy_extensions import mypyc_attr
 
 from ..base.checks import is_bytes, to_bool, to_instance, to_instance_or_none, to_int, to_number, to_text
+
+T = TypeVar("T")
 
 MAX_CONFIG_INT: Final = 2**60
 """Larger sizes and lengths are mistakes, and arithmetic on them could overflow 64 bits."""
@@ -60,21 +62,18 @@ def take_share(config: ConfigValue, field: str, name: str) -> None:
     object.__setattr__(config, field, number)
 
 
-def take_float(config: ConfigValue, field: str, name: str, minimum: float, maximum: float) -> None:
-    """Store the field as a float from ``minimum`` to ``maximum``."""
+def take_float(config: ConfigValue, field: str, name: str, minimum: float, maximum: float, or_else: str = "") -> None:
+    """Store the field as a float from ``minimum`` to ``maximum``; ``or_else``: for the message, what else it may be."""
     number = to_number(given(config, field), name)
     if not minimum <= number <= maximum:
-        raise ValueError(f"{name} is {given(config, field)}; it must be from {minimum:g} to {maximum:g}")
+        raise ValueError(f"{name} is {given(config, field)}; it must be from {minimum:g} to {maximum:g}{or_else}")
     object.__setattr__(config, field, number)
 
 
 def take_optional_float(config: ConfigValue, field: str, name: str, minimum: float, maximum: float) -> None:
     """`take_float`, unless it is None."""
     if given(config, field) is not None:
-        number = to_number(given(config, field), name)
-        if not minimum <= number <= maximum:
-            raise ValueError(f"{name} is {given(config, field)}; it must be from {minimum:g} to {maximum:g}, or None")
-        object.__setattr__(config, field, number)
+        take_float(config, field, name, minimum, maximum, ", or None")
 
 
 def take_text(config: ConfigValue, field: str, name: str) -> None:
@@ -103,6 +102,16 @@ def validate_instance(config: ConfigValue, field: str, kind: type[object]) -> No
 
 def validate_optional_instance(config: ConfigValue, field: str, kind: type[object]) -> None:
     to_instance_or_none(given(config, field), kind, field)
+
+
+def to_objects(values: object, kind: type[T], name: str) -> tuple[T, ...]:
+    """``values`` as a tuple of objects of that class."""
+    items: list[T] = []
+    for item in to_tuple(values, name):
+        if not isinstance(item, kind):
+            raise TypeError(f"{name} must be {kind.__name__} objects, not {type(item).__name__}")
+        items.append(item)
+    return tuple(items)
 
 
 def to_tuple(value: object, name: str) -> tuple[object, ...]:

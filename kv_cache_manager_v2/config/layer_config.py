@@ -13,7 +13,7 @@ from mypy_extensions import mypyc_attr
 from ..base.checks import to_int
 from ..base.given import Given
 from ..base.ids import DataRole, LayerId
-from .config_value import ConfigValue, take_int, take_optional_int, take_text, to_tuple
+from .config_value import ConfigValue, take_int, take_optional_int, take_text, to_objects
 
 
 @dataclass(frozen=True)
@@ -99,16 +99,12 @@ MAX_LAYER_ID: Final = 2**31 - 1
 
 
 def _to_buffers(layer_id: int, buffers: Sequence[BufferConfig]) -> tuple[BufferConfig, ...]:
-    name = f"buffers of layer {layer_id}"
-    items: list[BufferConfig] = []
+    items = to_objects(buffers, BufferConfig, f"buffers of layer {layer_id}")
     roles: set[str] = set()
-    for item in to_tuple(buffers, name):
-        if not isinstance(item, BufferConfig):
-            raise TypeError(f"{name} must be BufferConfig objects, not {type(item).__name__}")
+    for item in items:
         if item.role in roles:
             raise ValueError(f"layer {layer_id} has two buffers with the role {item.role!r}")
         roles.add(item.role)
-        items.append(item)
     if not items:
         raise ValueError(f"layer {layer_id} has no buffers; leave out layers that store nothing")
-    return tuple(items)
+    return items

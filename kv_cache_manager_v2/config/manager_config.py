@@ -23,6 +23,7 @@ from .config_value import (
     take_optional_float,
     take_optional_int,
     take_share,
+    to_objects,
     to_tuple,
     validate_bool,
     validate_instance,
@@ -118,7 +119,7 @@ class KVCacheManagerConfig(ConfigValue):
         take_int(self, "tokens_per_block", "tokens_per_block", 1, MAX_TOKENS_PER_BLOCK)
         object.__setattr__(self, "cache_tiers", _to_cache_tiers(self.cache_tiers))
         object.__setattr__(self, "layers", _to_layers(self.layers, self.tokens_per_block))
-        object.__setattr__(self, "constraints", _to_batches(self.constraints))
+        object.__setattr__(self, "constraints", to_objects(self.constraints, BatchDesc, "constraints"))
         if self.initial_pool_ratio is not None:
             object.__setattr__(self, "initial_pool_ratio", _to_ratios(self.initial_pool_ratio))
         take_share(self, "max_util_for_resume", "max_util_for_resume")
@@ -134,10 +135,8 @@ class KVCacheManagerConfig(ConfigValue):
         take_optional_int(self, "max_sequence_length", "max_sequence_length", 1)
         object.__setattr__(self, "write_policy", to_write_policy(given(self, "write_policy")))
         self._validate_durable_tier()
-        validate_bool(self, "enable_partial_reuse", "enable_partial_reuse")
-        validate_bool(self, "reserve_null_slot", "reserve_null_slot")
-        validate_bool(self, "enable_stats", "enable_stats")
-        validate_bool(self, "allow_seq_rebasing", "allow_seq_rebasing")
+        for name in ("enable_partial_reuse", "reserve_null_slot", "enable_stats", "allow_seq_rebasing"):
+            validate_bool(self, name, name)
         take_float(self, "block_times_sampling", "block_times_sampling", 0, 1)
         take_optional_float(self, "max_slot_padding", "max_slot_padding", 0, 0.5)
         self._validate_learned_prior()
@@ -284,15 +283,6 @@ def _to_layers(layers: Sequence[LayerConfig], tokens_per_block: int) -> tuple[La
     if not items:
         raise ValueError("layers is empty; a model has at least one layer")
     return tuple(items)
-
-
-def _to_batches(constraints: Sequence[BatchDesc]) -> tuple[BatchDesc, ...]:
-    batches: list[BatchDesc] = []
-    for item in to_tuple(constraints, "constraints"):
-        if not isinstance(item, BatchDesc):
-            raise TypeError(f"constraints must be BatchDesc objects, not {type(item).__name__}")
-        batches.append(item)
-    return tuple(batches)
 
 
 def _to_ratios(ratios: Sequence[float]) -> tuple[float, ...]:

@@ -39,10 +39,8 @@ class SnapshotPolicy(ConfigValue):
 
     def __post_init__(self) -> None:
         take_optional_int(self, "every_num_blocks", "SnapshotPolicy.every_num_blocks", 1)
-        validate_bool(self, "at_prompt_end", "SnapshotPolicy.at_prompt_end")
-        validate_bool(self, "at_branches", "SnapshotPolicy.at_branches")
-        validate_bool(self, "at_close", "SnapshotPolicy.at_close")
-        validate_bool(self, "at_commits", "SnapshotPolicy.at_commits")
+        for field in ("at_prompt_end", "at_branches", "at_close", "at_commits"):
+            validate_bool(self, field, f"SnapshotPolicy.{field}")
         take_choice(self, "placement", "SnapshotPolicy.placement", PLACEMENTS)
         take_optional_int(self, "max_per_path", "SnapshotPolicy.max_per_path", MIN_PER_PATH)
 

@@ -27,7 +27,7 @@ from ..device.file_bytes import read_named, write_file
 from ..device.file_port import FilePort
 from .folder_identity import IDENTITY_NAME, encode_identity, parse_identity
 from .folder_lock import name_holder, take_lock
-from .folder_parts import PART_NAME, FolderParts, replace_file
+from .folder_parts import PART_NAME, FolderParts, list_names, replace_file
 from .index_files import load_present, load_state, number_of
 from .index_snapshot import IndexSnapshot
 from .index_state import IndexState
@@ -75,7 +75,7 @@ class CacheFolder:
             self.state = self._read(identity, layout)
             return
         try:
-            self.is_new = IDENTITY_NAME not in _list_names(files, self.path)
+            self.is_new = IDENTITY_NAME not in list_names(files, self.path)
             if self.is_new:
                 try:
                     self.parts.require_no_part()
@@ -102,7 +102,7 @@ class CacheFolder:
     def _read(self, identity: str, layout: str) -> IndexState:
         """Read the state of this moment, while another process may be writing."""
         try:
-            if IDENTITY_NAME not in _list_names(self.files, self.path):
+            if IDENTITY_NAME not in list_names(self.files, self.path):
                 raise ValueError(
                     f"the durable level in {self.path} is read_only, and no process has made it yet: start the manager that writes it first"
                 )
@@ -202,10 +202,7 @@ class CacheFolder:
         """`FileNotFoundError` where what is written has no name any more: then no process will find it."""
         name = f"log-{self._number}"
         path = os.path.join(self.path, name)
-        try:
-            is_there = name in self.files.names(self.path)
-        except FileNotFoundError:
-            is_there = False
+        is_there = name in list_names(self.files, self.path)
         if is_there:
             file = self.files.open_named(path, False)
             try:
@@ -219,7 +216,7 @@ class CacheFolder:
     def require_files(self, names: list[str]) -> None:
         """`FileNotFoundError` where one of these files has no name any more on any of the paths, or a path's part is another level's."""
         for number, folder in enumerate(self.parts.folders):
-            there = _list_names(self.files, folder)
+            there = list_names(self.files, folder)
             for name in names:
                 if name not in there:
                     raise _vanished(os.path.join(folder, name))
@@ -275,13 +272,6 @@ class CacheFolder:
 
 
 _MASK: Final = (1 << 64) - 1
-
-
-def _list_names(files: FilePort, path: str) -> list[str]:
-    try:
-        return files.names(path)
-    except FileNotFoundError:
-        return []
 
 
 def _vanished(path: str) -> FileNotFoundError:

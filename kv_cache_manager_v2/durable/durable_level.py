@@ -222,17 +222,10 @@ class DurableLevel:
             self.writer.put_nodes(self._new_nodes)
             self._new_nodes = NodeBatch()
 
-    def clear_scope(self, lora_id: int | None, salt: int | str | None) -> None:
-        """Nothing of that scope is to be found again. Returns once that is safe, or cannot be: see `require_recorded`."""
-        self._clear(encode_clear_scope(lora_id, salt))
-
-    def clear_all(self) -> None:
-        """Nothing is to be found again. Returns once that is safe, or cannot be: see `require_recorded`."""
-        self._clear(encode_clear_all())
-
-    def _clear(self, record: bytes) -> None:
+    def clear(self, scope: tuple[int | None, int | str | None] | None) -> None:
+        """Nothing of that scope is to be found again; None: of any. Returns once that is safe, or cannot be: see `require_recorded`."""
         self._queue_nodes()
-        self.writer.put(RECORD, record)
+        self.writer.put(RECORD, encode_clear_all() if scope is None else encode_clear_scope(*scope))
         self.writer.flush()
 
     def require_recorded(self, call: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from ..device.file_bytes import read_named
 from ..device.file_port import FilePort
-from .folder_parts import describe_part, read_object, read_part
+from .folder_parts import describe_part, find_part_fault, read_object, read_part
 
 IDENTITY_NAME: Final = "identity.json"
 _FORMAT: Final = 2
@@ -33,18 +33,6 @@ def list_part_folders(files: FilePort, path: str, parts: dict[str, Any], more_pa
                 break
             folders[number] = noted
     return folders
-
-
-def find_part_fault(files: FilePort, folders: list[str], parts: dict[str, Any], number: int) -> str:
-    """The fault of the folder on that path; empty if it is that part of the level."""
-    if number == 0:
-        return ""
-    found = read_part(files, folders[number])
-    if found is None:
-        return f"part {number + 1} of {len(folders)} is not in {folders[number]}"
-    if found["set"] != parts["set"] or found["part"] != number:
-        return f"{folders[number]} is a part of another durable level"
-    return ""
 
 
 def read_identity(files: FilePort, path: str) -> tuple[dict[str, Any], dict[str, Any], list[list[int]], dict[str, Any]]:

@@ -56,11 +56,7 @@ class FolderParts:
             self._require_free(folder)
 
     def _require_free(self, folder: str) -> None:
-        try:
-            names = self._files.names(folder)
-        except FileNotFoundError:
-            return
-        taken = [name for name in names if name not in (LOCK_NAME, PART_NAME) and not name.endswith(".new")]
+        taken = [name for name in list_names(self._files, folder) if name not in (LOCK_NAME, PART_NAME) and not name.endswith(".new")]
         if len(taken) > 0:
             raise ValueError(f"{folder} belongs to another durable level: it has {', '.join(sorted(taken)[:4])} already")
 
@@ -139,10 +135,7 @@ class FolderParts:
 
     def is_ours(self, number: int) -> bool:
         """Whether the folder on that path has its part of this level, as it had when it was opened. The first one has none."""
-        if number == 0:
-            return True
-        found = read_part(self._files, self.folders[number])
-        return found is not None and found["set"] == self._set and found["part"] == number
+        return find_part_fault(self._files, self.folders, {"set": self._set}, number) == ""
 
     def close(self) -> None:
         """Unlock the parts. Twice is fine."""
@@ -150,13 +143,29 @@ class FolderParts:
             self._files.close_file(self._locks.pop())
 
 
+def list_names(files: FilePort, folder: str) -> list[str]:
+    """The names of the files there; none where there is no such folder."""
+    try:
+        return files.names(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def find_part_fault(files: FilePort, folders: list[str], parts: dict[str, Any], number: int) -> str:
+    """The fault of the folder on that path; empty if it is that part of the level."""
+    if number == 0:
+        return ""
+    found = read_part(files, folders[number])
+    if found is None:
+        return f"part {number + 1} of {len(folders)} is not in {folders[number]}"
+    if found["set"] != parts["set"] or found["part"] != number:
+        return f"{folders[number]} is a part of another durable level"
+    return ""
+
+
 def read_part(files: FilePort, folder: str) -> dict[str, Any] | None:
     """The contents of part.json; None where there is none that can be read."""
-    try:
-        names = files.names(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    if PART_NAME not in names:
+    if PART_NAME not in list_names(files, folder):
         return None
     found = read_object(read_named(files, os.path.join(folder, PART_NAME)))
     if found is None or not isinstance(found.get("part"), int) or not isinstance(found.get("paths"), list) or len(found["paths"]) == 0:

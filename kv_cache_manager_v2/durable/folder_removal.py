@@ -7,9 +7,9 @@ from typing import Final
 
 from ..base.errors import LogicError
 from ..device.file_port import FilePort
-from .folder_identity import IDENTITY_NAME, find_part_fault, list_part_folders, read_parts
+from .folder_identity import IDENTITY_NAME, list_part_folders, read_parts
 from .folder_lock import LOCK_NAME, name_holder
-from .folder_parts import PART_NAME
+from .folder_parts import PART_NAME, find_part_fault
 from .index_files import number_of
 
 _DATA_NAME: Final = re.compile(r"data-[0-9]+-[0-9]+")

@@ -478,6 +478,5 @@ def _require_bytes(position: i64, end: i64) -> None:
 
 def _cut(records: bytes, position: i64, num_bytes: i64) -> bytes:
     num_bytes &= _HALF_MASK
-    if position + num_bytes > len(records):
-        raise BadRecordError("a record ends inside its bytes")
+    _require_bytes(position + num_bytes, len(records))
     return records[position : position + num_bytes]

@@ -65,19 +65,7 @@ def _describe_level(shared: SharedState, level: int) -> StateDump:
 
 def _describe_sequence(state: SequenceState) -> StateDump:
     rows = state.shared.storage.rows
-    pages: list[list[int | None]] = []
-    levels: list[list[int | None]] = []
-    for life_cycle in range(state.shared.num_life_cycles):
-        slots: list[int | None] = []
-        on_levels: list[int | None] = []
-        for ordinal in range(state.num_blocks):
-            page = state.page_of(life_cycle, ordinal)
-            needed = state.has_page(life_cycle, ordinal)
-            needed = needed and rows.has_page(page)
-            slots.append(int(rows.slot(page)) if needed else None)
-            on_levels.append(int(rows.level(page)) if needed else None)
-        pages.append(slots)
-        levels.append(on_levels)
+    pages = [_list_pages(state, life_cycle) for life_cycle in range(state.shared.num_life_cycles)]
     scratch = state.scratch
     dump: StateDump = {
         "id": state.id,
@@ -92,8 +80,8 @@ def _describe_sequence(state: SequenceState) -> StateDump:
         "is_committing": state.is_committing,
         "is_retired": state.tail.is_retired,
         "stream": state.stream,
-        "page_slots": pages,
-        "page_levels": levels,
+        "page_slots": [[None if page is None else int(rows.slot(page)) for page in listed] for listed in pages],
+        "page_levels": [[None if page is None else int(rows.level(page)) for page in listed] for listed in pages],
         "scratch": [
             {"blocks": [int(scratch.begins[group]), int(scratch.ends[group])], "slots": list(scratch.slots[group])}
             for group in range(state.shared.num_life_cycles)
@@ -119,6 +107,13 @@ def _describe_sequence(state: SequenceState) -> StateDump:
         dump["state_slots"] = [int(rows.slot(block.first_page + life_cycle)) for block in state.recurrent.state_blocks]
         dump["state_levels"] = [int(rows.level(block.first_page + life_cycle)) for block in state.recurrent.state_blocks]
     return dump
+
+
+def _list_pages(state: SequenceState, life_cycle: int) -> list[int | None]:
+    """By block the page that the sequence has, or None."""
+    pages = [int(state.page_of(life_cycle, ordinal)) for ordinal in range(state.num_blocks)]
+    rows = state.shared.storage.rows
+    return [page if state.has_page(life_cycle, ordinal) and rows.has_page(page) else None for ordinal, page in enumerate(pages)]
 
 
 def _list_twins(state: SequenceState, life_cycle: int) -> list[int]:

@@ -18,7 +18,7 @@
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from ..base.integer_math import ceil_div
@@ -197,16 +197,14 @@ def _long_sequence_tokens(layout: SlotLayout, config: KVCacheManagerConfig) -> i
 
 def _with_one_sequence(layout: SlotLayout, config: KVCacheManagerConfig, quota_bytes: int, counts: list[int], level: int) -> list[int]:
     """``counts`` raised to the needs of one sequence: the longest, up to a long one, that can prefill within the quota."""
-    fits = 0
-    too_many = int(ceil_div(_long_sequence_tokens(layout, config), config.tokens_per_block)) + 1
-    while too_many - fits > 1:
-        middle = (fits + too_many) // 2
-        raised = _raised_to(counts, sequence_slots(layout, config, middle, PREFILL_CHUNK_TOKENS))
-        if compute_slots_bytes(layout, raised, level) <= quota_bytes:
-            fits = middle
-        else:
-            too_many = middle
-    return _raised_to(counts, sequence_slots(layout, config, fits, PREFILL_CHUNK_TOKENS))
+    def raise_counts(num_blocks: int) -> list[int]:
+        return _raised_to(counts, sequence_slots(layout, config, num_blocks, PREFILL_CHUNK_TOKENS))
+
+    def fits(num_blocks: int) -> bool:
+        return compute_slots_bytes(layout, raise_counts(num_blocks), level) <= quota_bytes
+
+    longest = int(ceil_div(_long_sequence_tokens(layout, config), config.tokens_per_block))
+    return raise_counts(find_last_fitting(fits, 0, longest + 1))
 
 
 def _guessed_sequence_slots(layout: SlotLayout, config: KVCacheManagerConfig, quota_bytes: int) -> tuple[int, ...]:
@@ -221,16 +219,23 @@ def _guessed_sequence_slots(layout: SlotLayout, config: KVCacheManagerConfig, qu
         num_blocks = int(ceil_div(new_tokens, config.tokens_per_block))
         return _with_snapshots(layout, sequence_slots(layout, config, num_blocks, 1), 1)
     least_blocks = int(ceil_div(SHORT_SEQUENCE_TOKENS, config.tokens_per_block))
-    too_many = int(ceil_div(_long_sequence_tokens(layout, config), config.tokens_per_block)) + 1
-    num_blocks = least_blocks
-    while too_many - num_blocks > 1:
-        middle = (num_blocks + too_many) // 2
-        slots = _kept_sequence_slots(layout, config, middle)
-        if SEQUENCES_PER_QUOTA * compute_slots_bytes(layout, slots) <= quota_bytes:
-            num_blocks = middle
+    most_blocks = int(ceil_div(_long_sequence_tokens(layout, config), config.tokens_per_block))
+
+    def fits(num_blocks: int) -> bool:
+        return SEQUENCES_PER_QUOTA * compute_slots_bytes(layout, _kept_sequence_slots(layout, config, num_blocks)) <= quota_bytes
+
+    return _kept_sequence_slots(layout, config, find_last_fitting(fits, least_blocks, most_blocks + 1))
+
+
+def find_last_fitting(fits: Callable[[int], bool], fitting: int, too_many: int) -> int:
+    """The last number that fits, by bisection: ``fitting`` does, ``too_many`` does not."""
+    while too_many - fitting > 1:
+        middle = (fitting + too_many) // 2
+        if fits(middle):
+            fitting = middle
         else:
             too_many = middle
-    return _kept_sequence_slots(layout, config, num_blocks)
+    return fitting
 
 
 def _kept_sequence_slots(layout: SlotLayout, config: KVCacheManagerConfig, num_blocks: int) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from ..config.batch_desc import BatchDesc, KVCacheDesc
 from ..config.manager_config import KVCacheManagerConfig
 from ..device.cold_page_codec import ColdPageCodec
 from ..layout.registry import LifeCycleRegistry
-from ..layout.sizing import compute_min_slot_counts, compute_slots_bytes, plan_slot_counts, sequence_slots
+from ..layout.sizing import compute_min_slot_counts, compute_slots_bytes, find_last_fitting, plan_slot_counts, sequence_slots
 from ..layout.slot_layout import SlotLayout, compute_slot_layout
 from ..layout.step_slots import slots_of_batch, slots_of_sequence, sum_over_life_cycles
 from ..storage.page_packer import lay_out_slots, to_codec
@@ -196,14 +196,15 @@ def plan_capacity(
     batch_fits: bool | None = None
     batch_quota: int | None = None
     if batch is None:
-        limiting = _find_limit(layout, config, slots, num_blocks)
+        # The pool group that has no room for one block more; the fullest if all lengths fit.
+        longest = int(ceil_div(_ANY_LENGTH, config.tokens_per_block)) if num_blocks is None else num_blocks
+        limiting = _find_fullest(slots, sequence_slots(layout, config, longest + 1, 1))
     else:
         needed = slots_of_batch(layout, config, batch)
-        batch_fits = all([count <= slots[index] for index, count in enumerate(needed)])
+        batch_fits = _have_room(slots, needed)
         demanding = replace(config, constraints=(*config.constraints, batch))
         batch_quota = compute_slots_bytes(layout, compute_min_slot_counts(layout, demanding, 0))
-        shares = [count / slots[index] for index, count in enumerate(needed)]
-        limiting = shares.index(max(shares))
+        limiting = _find_fullest(slots, needed)
     return CapacityPlan(
         config,
         levels,
@@ -251,32 +252,25 @@ def _last_fitting(layout: SlotLayout, config: KVCacheManagerConfig, slots: tuple
 
     Binary search: both needs never fall when a block is added.
     """
-    fits = 0
+
+    def fits(num_blocks: int) -> bool:
+        needed = _prompt_slots(layout, config, num_blocks) if is_prompt else sequence_slots(layout, config, num_blocks, 1)
+        return _have_room(slots, needed)
+
     too_many = 1
-    while _fits(layout, config, slots, too_many, is_prompt):
-        fits = too_many
+    while fits(too_many):
         too_many *= 2
         if too_many * config.tokens_per_block > _ANY_LENGTH:
             return None
-    while too_many - fits > 1:
-        middle = (fits + too_many) // 2
-        if _fits(layout, config, slots, middle, is_prompt):
-            fits = middle
-        else:
-            too_many = middle
-    return fits
+    return find_last_fitting(fits, too_many // 2, too_many)
 
 
-def _fits(layout: SlotLayout, config: KVCacheManagerConfig, slots: tuple[int, ...], num_blocks: int, is_prompt: bool) -> bool:
-    needed = _prompt_slots(layout, config, num_blocks) if is_prompt else sequence_slots(layout, config, num_blocks, 1)
+def _have_room(slots: tuple[int, ...], needed: tuple[int, ...]) -> bool:
     return all([count <= slots[index] for index, count in enumerate(needed)])
 
 
-def _find_limit(layout: SlotLayout, config: KVCacheManagerConfig, slots: tuple[int, ...], num_blocks: int | None) -> int:
-    """The pool group that has no room for one block more; the fullest if all lengths fit."""
-    if num_blocks is None:
-        num_blocks = int(ceil_div(_ANY_LENGTH, config.tokens_per_block))
-    needed = sequence_slots(layout, config, num_blocks + 1, 1)
+def _find_fullest(slots: tuple[int, ...], needed: tuple[int, ...]) -> int:
+    """The pool group of which the greatest share is needed."""
     shares = [count / slots[index] for index, count in enumerate(needed)]
     return shares.index(max(shares))
 

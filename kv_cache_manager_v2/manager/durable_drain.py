@@ -12,8 +12,10 @@ from ..durable.record_format import MOST_PASSED, PASSED_SHIFT
 from ..reuse.block import Block
 from ..reuse.radix_tree import RadixTree
 from ..sequence.shared_state import SharedState
+from ..storage.page_storage import PageStorage
 from ..storage.victim_queue import NOT_KNOWN
 
+_NO_SLOT: Final = -1
 _BATCH_BLOCKS: Final = 256
 """Between two looks at the clock."""
 
@@ -55,15 +57,20 @@ def record_written(shared: SharedState) -> None:
             if not storage.rows.has_page(page) or storage.reads.knows(int(page)):
                 continue
             pool_group = storage.pool_group_of[life_cycle]
-            if storage.rows.level(page) == durable.index:
-                slot = storage.rows.slot(page)
-            elif storage.copies.has_copy_at(page, durable.index * storage.num_pool_groups + pool_group):
-                slot = storage.copies.slot_of(page)
-            else:
+            slot = _find_slot(storage, durable.index, page, pool_group)
+            if slot == _NO_SLOT:
                 continue
             node = shared.tree.durable_nodes(vec[i64]([page]))[0]
             if node > 0:
                 durable.record_page(pool_group, slot, node, life_cycle)
+
+
+def _find_slot(storage: PageStorage, level: i64, page: i64, pool_group: i64) -> i64:
+    """The slot of that level that has the page, or a copy of it; _NO_SLOT if none has."""
+    if storage.rows.level(page) == level:
+        return storage.rows.slot(page)
+    has_copy = storage.copies.has_copy_at(page, level * storage.num_pool_groups + pool_group)
+    return storage.copies.slot_of(page) if has_copy else _NO_SLOT
 
 
 def _list_blocks(tree: RadixTree) -> list[Block]:
@@ -119,19 +126,14 @@ class UseOrder:
     def record(self) -> None:
         storage = self._shared.storage
         for pool_group, pages in enumerate(self._pages):
-            last = self._durable.index * storage.num_pool_groups + pool_group
             words: list[int] = []
             for position, (number, description) in enumerate(pages):
                 page: i64 = number
                 if not storage.rows.has_page(page):
                     continue
-                if storage.rows.level(page) == self._durable.index:
-                    slot = storage.rows.slot(page)
-                elif storage.copies.has_copy_at(page, last):
-                    slot = storage.copies.slot_of(page)
-                else:
-                    continue
-                words += [int(slot), self._generations[pool_group] + position, description]
+                slot = _find_slot(storage, self._durable.index, page, pool_group)
+                if slot != _NO_SLOT:
+                    words += [int(slot), self._generations[pool_group] + position, description]
             self._durable.record_order(pool_group, words)
 
 

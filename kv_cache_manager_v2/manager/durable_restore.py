@@ -92,11 +92,9 @@ class DurableRestore:
         self._roots: list[Block] = []
         self._planted: list[Block] = []
         """All blocks but roots, in the order in which they came into the tree."""
-        self._unbounded = vec[i64]()
+        cycles = enumerate(shared.life_cycles)
+        self._unbounded: Final = vec[i64]([number for number, cycle in cycles if cycle.has_page_per_block and cycle.window_size is None])
         """Life cycles without a window: of each block of a prefix their page is needed."""
-        for number, cycle in enumerate(shared.life_cycles):
-            if cycle.has_page_per_block and cycle.window_size is None:
-                self._unbounded = append(self._unbounded, number)
         self._slot_mark: Final[i64] = shared.storage.digest.mark()
         """The digest before the first page."""
 
@@ -143,11 +141,7 @@ class DurableRestore:
         for page in old_pages:
             if int(page) not in remaining:
                 self._durable.disown(state.pool_group_of(page), state.slots[page])
-        next_generation: i64 = 1
-        for page in self.pages:
-            if state.generations[page] >= next_generation:
-                next_generation = state.generations[page] + 1
-        self._durable.restart_generations(next_generation)
+        self._durable.restart_generations(max([int(state.generations[page]) for page in self.pages], default=0) + 1)
         if not self.has_weights:
             self._durable.record_weights(b"")
 

@@ -398,16 +398,10 @@ class KVCacheManager(Handle):
         With a durable level it returns once that is safe on the disk. `StorageIOError` where the level's index records nothing more: all
         is forgotten in this process, and the next manager may find it again.
         """
-        durable = self._shared.storage.durable
         with self._shared.guard as journal:
-            end_epoch(self._shared, self._open_sequences, None, CLEARED)
-            self._restored = None
-            if durable is not None:
-                durable.clear_all()
+            self._forget(None, CLEARED)
             journal.record(CLEAR)
-        # After the call, which has done and recorded all that this process can do.
-        if durable is not None:
-            durable.require_recorded("clear_reusable_blocks")
+        self._require_recorded("clear_reusable_blocks")
 
     def invalidate_reuse_scope(self, reuse_scope: Given[ReuseScope | None] = None) -> None:
         """`clear_reusable_blocks` for that scope alone: its adapter was loaded anew, say, or its tenant has left.
@@ -417,16 +411,25 @@ class KVCacheManager(Handle):
         With a durable level it returns once that is safe on the disk. `StorageIOError` where the level's index records nothing more: the
         scope is forgotten in this process, and the next manager may find it again.
         """
-        durable = self._shared.storage.durable
         with self._shared.guard as journal:
             scope = to_scope(reuse_scope)
-            end_epoch(self._shared, self._open_sequences, scope, SCOPE_INVALIDATED)
-            self._restored = None
-            if durable is not None:
-                durable.clear_scope(scope.lora_id, scope.salt)
+            self._forget(scope, SCOPE_INVALIDATED)
             journal.record(INVALIDATE, scope)
+        self._require_recorded(f"invalidate_reuse_scope({scope!r})")
+
+    def _forget(self, scope: ReuseScope | None, cause: i64) -> None:
+        """End the epoch of that scope, or of all, here and on the durable level."""
+        end_epoch(self._shared, self._open_sequences, scope, cause)
+        self._restored = None
+        durable = self._shared.storage.durable
         if durable is not None:
-            durable.require_recorded(f"invalidate_reuse_scope({scope!r})")
+            durable.clear(None if scope is None else (scope.lora_id, scope.salt))
+
+    def _require_recorded(self, call: str) -> None:
+        """After the call, which has done and recorded all that this process can do: `StorageIOError` where the level has not."""
+        durable = self._shared.storage.durable
+        if durable is not None:
+            durable.require_recorded(call)
 
     def restored(self) -> list[bytes]:
         """The names of what a durable level has brought back, oldest first: of each page, and of what the policies had learned.
@@ -993,7 +996,7 @@ class KVCacheManager(Handle):
             lists = self._require_lists("reset_copies")
             if len(self._open_sequences) > 0:
                 raise LogicError(f"reset_copies() with {len(self._open_sequences)} open sequences, whose pages are doubtful; close() them")
-            end_epoch(self._shared, self._open_sequences, None, CLEARED)
+            self._forget(None, CLEARED)
             journal.record(CLEAR)
             return lists.reset()
 

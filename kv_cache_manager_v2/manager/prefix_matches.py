@@ -48,9 +48,7 @@ class PrefixMatches:
         num_decisive = (self._shared.matcher.count_content(root, found, packed) // size + 1) * size
         return found.num_tokens if num_decisive * TOKEN_BYTES <= len(packed) else -1
 
-    def find(
-        self, scope: ReuseScope, packed: bytes | None, with_planned: bool, settles: bool = True, is_exact: bool = False
-    ) -> StateMatch:
+    def find(self, scope: ReuseScope, packed: bytes | None, with_planned: bool, settles: bool = True, is_exact: bool = False) -> StateMatch:
         """``with_planned``: also blocks that are planned. ``settles``: ask first which disk reads are done by now. ``is_exact``: only pages
         that were never packed with loss."""
         shared = self._shared
@@ -80,7 +78,7 @@ class PrefixMatches:
                 num_blocks = end // shared.tokens_per_block if end > 0 else 0
         if is_exact:
             end = num_blocks * shared.tokens_per_block
-            num_blocks = count_exact(shared, StateMatch(Match(blocks[:int(num_blocks)], end), end, end, None)) // shared.tokens_per_block
+            num_blocks = count_exact(shared, StateMatch(Match(blocks[: int(num_blocks)], end), end, end, None)) // shared.tokens_per_block
         num_blocks = count_resumable(shared, num_blocks * shared.tokens_per_block) // shared.tokens_per_block
         num_blocks = shared.matcher.count_with_windows(blocks, num_blocks)
         num_tokens = num_blocks * shared.tokens_per_block

@@ -2,6 +2,9 @@
 
 from typing import Final, final
 
+from librt.vecs import vec
+from mypy_extensions import i64
+
 
 from ..base.errors import LogicError
 from ..sequence.call_guard import SnapshotPublisher
@@ -13,6 +16,7 @@ from ..stats.guarded_clock import GuardedClock
 from ..stats.manager_snapshot import ManagerSnapshot
 from ..stats.statistics_clock import StatisticsClock
 from ..stats.storage_statistics import StorageStatistics
+from ..stats.usage_counters import UsageCounters
 from ..stats.usage_snapshot import UsageSnapshot, compute_usage
 from ..stats.usage_statistics import UsageStatistics
 from .open_sequences import OpenSequences
@@ -49,18 +53,15 @@ class UsageReports(SnapshotPublisher):
         return self.recorder
 
     def total(self) -> UsageStatistics:
-        usage = self.require()
-        storage = self._shared.storage
-        peaks = self._by_level([int(allocator.total_peak) for allocator in storage.allocators])
-        return compute_usage(usage.total, None, storage.pool_group_of, usage.total.peak_pages, peaks)
+        total = self.require().total
+        return self._compute(total, None, total.peak_pages, [allocator.total_peak for allocator in self._shared.storage.allocators])
 
     def take_iteration(self) -> UsageStatistics:
         """Since the last time; the next iteration begins here."""
-        usage = self.require()
-        storage = self._shared.storage
-        peaks = self._by_level([int(allocator.take_peak()) for allocator in storage.allocators])
-        found = compute_usage(usage.total, self._iteration, storage.pool_group_of, usage.total.take_recent_peaks(), peaks)
-        self._iteration = UsageSnapshot(usage.total)
+        total = self.require().total
+        peak_slots = [allocator.take_peak() for allocator in self._shared.storage.allocators]
+        found = self._compute(total, self._iteration, total.take_recent_peaks(), peak_slots)
+        self._iteration = UsageSnapshot(total)
         return found
 
     def record_block_times(self, clock: object) -> BlockTimes | None:
@@ -107,7 +108,10 @@ class UsageReports(SnapshotPublisher):
             )
         return found
 
-    def _by_level(self, figures: list[int]) -> tuple[tuple[int, ...], ...]:
-        """The figures by level, one for each pool group."""
-        width = int(self._shared.storage.num_pool_groups)
-        return tuple([tuple(figures[begin : begin + width]) for begin in range(0, len(figures), width)])
+    def _compute(self, total: UsageCounters, since: UsageSnapshot | None, peak_pages: vec[i64], peak_slots: list[i64]) -> UsageStatistics:
+        """``peak_slots``: by level and pool group."""
+        storage = self._shared.storage
+        figures = [int(peak) for peak in peak_slots]
+        width = int(storage.num_pool_groups)
+        by_level = tuple([tuple(figures[begin : begin + width]) for begin in range(0, len(figures), width)])
+        return compute_usage(total, since, storage.pool_group_of, peak_pages, by_level)

@@ -14,9 +14,9 @@ from ..base.value import Value
 from ..device.file_port import FilePort
 from ..device.stripe import Stripe, make_stripe
 from ..durable.cache_folder import FOLDER_PREFIX, CacheFolder, folder_name
-from ..durable.folder_identity import IDENTITY_NAME, find_part_fault, list_part_folders, read_identity, read_parts
+from ..durable.folder_identity import IDENTITY_NAME, list_part_folders, read_identity, read_parts
 from ..durable.folder_lock import LOCK_NAME, name_holder
-from ..durable.folder_parts import describe_part, read_part
+from ..durable.folder_parts import describe_part, find_part_fault, read_part
 from ..durable.index_files import load_present
 from ..durable.index_state import IndexState
 from ..durable.record_format import MIXED, BadRecordError, decode_mixed, encode_clear_scope

@@ -13,7 +13,7 @@ Found in one walk down the tree by content, then upwards from the deepest block 
 from typing import Final, final
 
 from librt.strings import read_i32_le, read_i64_le
-from librt.vecs import append, vec
+from librt.vecs import vec
 from mypy_extensions import i64
 
 from ..layout.life_cycle import LifeCycle
@@ -51,17 +51,10 @@ class Matcher:
         self._tree: Final = tree
         self._rows: Final[PageRows] = tree.storage.rows
         self._tokens_per_block: Final[i64] = tokens_per_block
-        self._unbounded = vec[i64]()
-        self._windowed: Final[list[int]] = []
-        self._windowed_cycles: Final[list[LifeCycle]] = []
-        for life_cycle_id, cycle in enumerate(life_cycles):
-            if not cycle.has_page_per_block:
-                continue
-            if cycle.window_size is None:
-                self._unbounded = append(self._unbounded, life_cycle_id)
-            else:
-                self._windowed.append(life_cycle_id)
-                self._windowed_cycles.append(cycle)
+        paged = [(number, cycle) for number, cycle in enumerate(life_cycles) if cycle.has_page_per_block]
+        self._unbounded: Final = vec[i64]([number for number, cycle in paged if cycle.window_size is None])
+        self._windowed: Final[list[int]] = [number for number, cycle in paged if cycle.window_size is not None]
+        self._windowed_cycles: Final[list[LifeCycle]] = [cycle for _number, cycle in paged if cycle.window_size is not None]
         self._partial: Final = enable_partial_reuse
         self.is_windowed: Final[bool] = len(self._windowed) > 0
         """Whether some layers have a window."""
@@ -217,18 +210,10 @@ class Matcher:
         if only_child is not None:
             return self._try_partial(only_child, count_shared_tokens(self._tree.key_of(only_child), rest), blocks)
         children = parent.children
-        if children is None:
+        # Mostly the nearest ones share nothing, and that is found without the others.
+        if children is None or count_shared_with_children(self._tree, parent, rest) == 0:
             return None
-        before, after = children.sorted_keys().neighbours(rest, 1)
-        shared_before = _count_shared_at(before, 0, rest)
-        shared_after = _count_shared_at(after, 0, rest)
-        # Nearly always the nearest one serves or shares nothing; only where it does neither, look further.
-        if shared_after == 0 and shared_before == 0:
-            return None
-        is_after = shared_after >= shared_before
-        nearest = children.find(after[0] if is_after else before[0])
-        match = None if nearest is None else self._try_partial(nearest, shared_after if is_after else shared_before, blocks)
-        return match if match is not None else self._try_neighbours(children, rest, blocks)
+        return self._try_neighbours(children, rest, blocks)
 
     def _try_neighbours(self, children: Children, rest: bytes, blocks: list[Block]) -> Match | None:
         """Try some of the children beside the place of ``rest`` in their order that share the most with it."""

@@ -511,11 +511,13 @@ class RadixTree(PageOwner):
         for leaf in leaves:
             self.prune(leaf)
 
-    def drop_pages(self, block: Block, cause: i64, account: PageCounters | None) -> None:
-        """Drop every page of a block that is not held, for a `removal_cause`."""
+    def drop_pages(self, block: Block, cause: i64, account: PageCounters | None, keeps_state: bool = False) -> None:
+        """Drop every page of a block that is not held, for a `removal_cause`. ``keeps_state``: but the snapshot of a recurrent state."""
         storage = self.storage
         for life_cycle in range(storage.rows.num_life_cycles):
             page = block.first_page + life_cycle
+            if keeps_state and not self._has_page_per_block[life_cycle]:
+                continue
             if storage.rows.has_page(page) and storage.rows.num_holds(page) == 0:
                 drop(storage, page, storage.pool_group_of[life_cycle], cause, account)
 
@@ -529,16 +531,9 @@ class RadixTree(PageOwner):
         for num_bytes in range(TOKEN_BYTES, len(key), TOKEN_BYTES):
             partial = self.find_child(parent, key[:num_bytes])
             if partial is not None and self.is_covered(partial, fuller) and not self._is_used(partial):
-                self._drop_covered_pages(partial)
+                # The state of a longer prefix is no substitute for its own.
+                self.drop_pages(partial, SUPERSEDED, None, keeps_state=True)
                 self.prune(partial)
-
-    def _drop_covered_pages(self, block: Block) -> None:
-        """Drop all pages but the snapshot of a recurrent state: that of a longer prefix is no substitute."""
-        storage = self.storage
-        for life_cycle in range(storage.rows.num_life_cycles):
-            page = block.first_page + life_cycle
-            if self._has_page_per_block[life_cycle] and storage.rows.has_page(page):
-                drop(storage, page, storage.pool_group_of[life_cycle], SUPERSEDED, None)
 
     def is_covered(self, block: Block, fuller: Block) -> bool:
         """Whether ``fuller`` has a page for each one of its tokens that ``block`` has."""

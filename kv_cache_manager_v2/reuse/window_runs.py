@@ -35,9 +35,8 @@ class WindowRuns:
 
     def __init__(self, rows: PageRows, life_cycles: LifeCycleRegistry, tokens_per_block: int) -> None:
         self._rows: Final = rows
-        self._least_runs = vec[i64]()  # by life cycle: pages in a row that a match needs
-        for cycle in life_cycles:
-            self._least_runs = append(self._least_runs, _compute_least_run(cycle, tokens_per_block))
+        self._least_runs: Final = vec[i64]([_compute_least_run(cycle, tokens_per_block) for cycle in life_cycles])
+        """By life cycle: pages in a row that a match needs."""
         self._pages = vec[i64]()
         self._next_block: Block | None = None
         """If this block is the next to lose its page of ``_next_life_cycle``, then all above it up to ``_top`` have theirs, one block

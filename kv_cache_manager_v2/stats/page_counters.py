@@ -44,9 +44,7 @@ class PageCounters:
     def record_dropped(self, level: i64, pool_group: i64, reason: i64, num_pages: i64, account: PageCounters | None) -> None:
         """Count dropped pages. ``reason`` is a `removal_cause`; ``account``: as in `record_copied`."""
         at = (level * self.num_pool_groups + pool_group) * NUM_DROP_REASONS + reason
-        dropped = self.dropped_pages
-        dropped[at] += num_pages
+        self.dropped_pages[at] += num_pages
         if account is not None:
             # Of the same levels and groups.
-            dropped = account.dropped_pages
-            dropped[at] += num_pages
+            account.dropped_pages[at] += num_pages

@@ -119,10 +119,16 @@ class SequenceCounters:
             self.total.record_peak(layer_group, num_pages)
 
     def record_resumed(self) -> None:
-        self.usage.add_call(RESUMES)
         self.num_lost = 0
+        self._add_call(RESUMES)
+
+    def record_suspended(self) -> None:
+        self._add_call(SUSPENDS)
+
+    def _add_call(self, kind: i64) -> None:
+        self.usage.add_call(kind)
         if self.is_in_total and self.total is not None:
-            self.total.add_call(RESUMES)
+            self.total.add_call(kind)
 
     def enter_total(self) -> None:
         """The sequence is a request from now on, with what it has found."""
@@ -154,11 +160,6 @@ class SequenceCounters:
             left -= number
             at -= 1
         return True
-
-    def record_suspended(self) -> None:
-        self.usage.add_call(SUSPENDS)
-        if self.is_in_total and self.total is not None:
-            self.total.add_call(SUSPENDS)
 
 
 def find_page_counters(counters: SequenceCounters | None) -> PageCounters | None:
