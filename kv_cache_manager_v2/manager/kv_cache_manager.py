@@ -1084,7 +1084,7 @@ class KVCacheManager(Handle):
 
     @property
     def last_refusal(self) -> Refusal | None:
-        """Why the latest call that found no room did not; None if none ever did."""
+        """Why the latest call without room found none; None while every call has found room."""
         return self._shared.storage.last_refusal
 
     def state_digest(self) -> bytes:

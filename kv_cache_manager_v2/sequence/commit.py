@@ -97,8 +97,8 @@ def _advance_history(state: SequenceState, mark: i64) -> None:
 def stop_committing(state: SequenceState, is_closing: bool) -> None:
     """Publish the partial last block, unless the tree has all of it anyway; nothing can be committed afterwards.
 
-    The sequence may be active or suspended. ``is_closing``: it will read and write nothing any more. Where indices stay, the block is
-    published by then only: a published block is copied before it is written.
+    The sequence may be active or suspended. ``is_closing``: it will read and write nothing any more. Where indices may not change, the
+    block is not published before it closes: a published block is copied before it is written.
     """
     take_back(state, 0)
     publishes = (state.is_committing or state.tail.publishes_at_close) and not state.tail.is_retired

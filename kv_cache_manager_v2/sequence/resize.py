@@ -1,8 +1,9 @@
 """`resize`: reserve pages for a step and move the windows, in one go, all or nothing, for a sequence or all beams of one.
 
 Plan first (`resize_plan`): which blocks join, which pages each life cycle needs and releases, whether the slots are to be had. Then
-ask the user's callback, and evict: a device that refuses can still be reported, since nothing else has changed. Then apply, in the order
-that keeps the number of slots in use smallest: release; drop what is still missing, which cannot fail; take. A sequence is a list of one;
+ask the user's callback, and evict: a device that refuses can still be reported, since nothing else has changed, but that what the match
+has found counts as used. Then apply, in the order that keeps the number of slots in use smallest: release; make the room that is still
+missing, which cannot fail, as what the device refuses to move is dropped; take. A sequence is a list of one;
 beams have their turns in order.
 """
 
@@ -79,8 +80,8 @@ def _resize_blocks(state: SequenceState, capacity: i64, history: i64) -> bool:
 def _evict(plan: ResizePlan, account: PageCounters | None) -> None:
     """Before the first change, free as many slots as the plan's peak, as far as pages can be moved: the device may refuse that.
 
-    The peak takes slots that the call itself will release for free. `make_room_or_drop` frees those of them that are only droppable after
-    the release, if need be without the device.
+    The plan's peak counts slots that the call itself is going to release as if they were free by then. `make_room_or_drop` frees those
+    of them that are only droppable after the release, if need be without the device.
     """
     shared = plan.turns[0].state.shared
     for pool_group in range(shared.storage.num_pool_groups):

@@ -1,10 +1,10 @@
 """Small steps: decode steps that need no plan.
 
 - Steps that only move numbers: no block begins or ends, no window moves past a block. Most steps of a running sequence are such. They
-  are tried before anything else, without the call guard: nothing in them calls the user's code, or can fail in the middle, and no
-  thread that only looks reads these numbers. A journal's record, where there is one, comes after the change, and takes the guard, as a
-  look is recorded too. A resize is one comparison with a bound that is kept (`SequenceState.next_slow_capacity`), beside the one for
-  windows.
+  are tried before anything else, without the call guard: nothing in them calls the user's code, or can fail in the middle, and no thread
+  that only looks reads these numbers. A journal's record, where there is one, comes after the change, and takes the guard: threads that
+  only look are recorded as well. A resize is one comparison with a bound that is kept (`SequenceState.next_slow_capacity`), beside the
+  one for windows.
 - The step that begins the next block, where nothing else changes and the slots are free: nearly all of the rest.
 
 False means that nothing has changed, and that the whole call has to look: there is more to do, or something is wrong.

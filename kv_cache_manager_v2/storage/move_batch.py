@@ -2,7 +2,7 @@
 
 One batch at a time, in three steps; the device may refuse until the last one, which cannot fail.
 
-    begin, add...    a slot of the target level is taken for each page; they are in no queue of victims
+    begin, add...    a slot of the target level is taken for each page; the pages are in no queue of victims
     enqueue          the copies are in stream order. Refused: `undo`, and all slots are as before
     settle           for each page: it has its new slot, and the old one is free or a clean copy
 """

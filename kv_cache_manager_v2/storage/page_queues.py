@@ -1,7 +1,7 @@
 """The queue of an unlocked page: how a page leaves it, and where it goes back to.
 
 An unlocked page stands in the eviction queue of its level and pool group (`PageStorage.queues`) where no sequence holds it, else among
-the held pages of that level (`PageStorage.held_queues`), which may be offloaded but not dropped; the last level has no such queue.
+the held pages of that level (`PageStorage.held_queues`), which may be offloaded but not dropped; of the last level that queue is empty.
 """
 
 from mypy_extensions import i64

@@ -14,8 +14,8 @@ are the table in `page_rows`; the ways from one to another:
     HELD        (none)      drop_hold (one that others may hold)
     DROPPABLE   (none)      drop (`page_removal`)
 
-Which page is evicted, and where it goes, is decided by `SlotReclaimer` and `DropOrder`; queues change in `page_queues`, pages go in
-`page_removal`, and bytes move by `MoveBatch` and `PageMover`.
+Which page is evicted, and where it goes, is decided by `SlotReclaimer` and `DropOrder`, and by the tree where several are dropped;
+queues change in `page_queues`, pages go in `page_removal`, and bytes move by `MoveBatch` and `PageMover`.
 """
 
 import struct

@@ -1,7 +1,7 @@
 """Room counts: free slots, and those of pages that may be evicted.
 
-Changes nothing; `SlotReclaimer` then makes the room that was counted here, so that a caller can refuse before it has changed
-anything. Held pages are never dropped, so what is below must have room for them:
+Changes nothing but the note of a refusal; `SlotReclaimer` then makes the room that was counted here, so that a caller can refuse before it
+has changed anything. Held pages are never dropped, so what is below must have room for them:
 
     slots asked for <= free + droppable + held, on level 0
     of these, held pages that must be offloaded <= free + droppable on all lower levels together

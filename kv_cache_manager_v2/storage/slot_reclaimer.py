@@ -5,15 +5,16 @@ where no droppable page of the same or a lower priority is left. The next victim
 happens to them, by the first case that holds:
 
     case                                                                        outcome
-    no level below takes pages, and none has a copy of them                     dropped; held ones stay
+    no level below takes pages, nor has a read-only cache folder theirs         dropped; held ones stay
     they are droppable, and their priority is below ``min_offload_priority``    dropped
     they are less likely to be reused than ``min_reuse_probability`` says       dropped
     they have copies of their bytes on the next level                           they take the slots of these
     every free slot below holds another page's copy, and they are of the        dropped
     least value from here down
+    fewer slots than wanted are free below, and the page of least value         that one is dropped, and its slot is free
+    (`DropOrder`) lies there
     the levels below have free slots                                            offloaded, as many as there are
-    the page of least value (`DropOrder`) lies on a level below                 it is dropped, and its slot is free
-    it is one of them                                                           dropped
+    the page of least value is one of them                                      dropped
     they are held, and nothing below can be dropped                             they stay: fewer slots are free than asked for
 
 A free slot further down serves too: the next level then offloads as many of its own victims first, in the same way.

@@ -69,7 +69,7 @@ class VictimQueue(metaclass=ABCMeta):
 
     @abstractmethod
     def evict(self, page: i64) -> None:
-        """The page leaves its slot for another one."""
+        """The page leaves its slot, which another page is to have."""
 
     def evict_run(self, pages: vec[i64], count: i64) -> None:
         """`evict` the first ``count`` of the pages, in order."""
@@ -77,7 +77,7 @@ class VictimQueue(metaclass=ABCMeta):
             self.evict(pages[position])
 
     def take_out(self, page: i64) -> None:
-        """The page leaves its slot, mostly for one on another level; pushed again, it is as old as it was."""
+        """The page leaves its slot, mostly for a slot on another level; pushed again, it is as old as it was."""
         self.remove(page)
 
     def take_victim(self, page: i64) -> None:

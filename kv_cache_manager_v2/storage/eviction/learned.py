@@ -3,8 +3,9 @@
 Pages that a request releases become *segments* (`segment_table`): runs of equal priority and use class, its last block one of its own.
 Pages that are to go before all others of their priority stand in front of all segments of it, and nothing is learned of them.
 
-Who is the next victim: `SlotReclaimer` asks `page_removal.find_victim` for the first page in a level's queue with no page of its path
-below it there. The queue's answer, `first` for a page that is offloaded to a level that learns, `first_to_drop` for one that is lost:
+Who is the next victim: `SlotReclaimer`, for pages to offload, and `DropOrder`, for pages to drop, ask `page_removal.find_victim` for the
+first page in a level's queue with no page of its path below it there; where several are dropped at once, `RadixTree.drop_victims` does.
+They ask the queue, with `first` or `first_to_drop`. Above a level that does not learn, what is offloaded counts as lost too. The answer:
 
     values decide       the first row of the list of least priority (`EvictionQueue.first`). That list has the lines of all values one
                         behind the other, least value first, so this is the first page, the one farthest from the root, of the segment of
