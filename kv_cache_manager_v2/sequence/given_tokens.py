@@ -50,9 +50,7 @@ class GivenTokens:
         if self._mixed is not None or isinstance(tokens, (list, tuple)):
             return None
         view = view_of(tokens)
-        if view is None:
-            return None
-        if view.format != "i" or view.ndim != 1 or not view.c_contiguous:
+        if view is None or view.format != "i" or view.ndim != 1 or not view.c_contiguous:
             return None
         first_byte = int(begin * TOKEN_BYTES)
         num_bytes = view.nbytes

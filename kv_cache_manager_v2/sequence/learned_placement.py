@@ -89,9 +89,9 @@ class PlaceFacts:
         self.num_waits //= 2
         self.sum_waits //= 2
 
-    def count_stay(self, unknown: int, most: int) -> int:
-        """Requests for which a snapshot keeps its slot; ``unknown``: the mean wait if none was seen, ``most``: no longer."""
-        mean_wait = max(self.sum_waits // self.num_waits, 1) if self.num_waits > 0 else unknown
+    def count_stay(self, most: int) -> int:
+        """Requests for which a snapshot keeps its slot, at most ``most``; half as many of a place of which nothing is known."""
+        mean_wait = max(self.sum_waits // self.num_waits if self.num_waits > 0 else most // (2 * (1 + _WAITS_AFTER)), 1)
         stay = (self.num_uses + 1 + _WAITS_AFTER * (self.num_places + 1)) * mean_wait // (self.num_places + 1)
         return min(max(stay, 1), most)
 
@@ -259,12 +259,9 @@ class LearnedPlacement:
         if facts.num_since_choice == PRICING:
             facts.num_since_choice = 0
             place = facts.places[AMID_PATH]
-            stay = place.count_stay(self._unknown_wait(), self._longest_stay)
+            stay = place.count_stay(self._longest_stay)
             blocks = self.price * stay * PRICE_UNITS // (SAVINGS_SCALE * int(self._tokens_per_block))
             facts.depths.choose(max(blocks, PRICE_UNITS))
-
-    def _unknown_wait(self) -> int:
-        return max(self._longest_stay // (2 * (1 + _WAITS_AFTER)), 1)
 
     # -- the price ----------------------------------------------------------------------------------------------------
 
@@ -322,7 +319,7 @@ class LearnedPlacement:
         begin = int(matched)
         positions: list[int] = []
         place = facts.places[AMID_PATH]
-        stay = place.count_stay(self._unknown_wait(), self._longest_stay)
+        stay = place.count_stay(self._longest_stay)
         for at, depth in enumerate(facts.depths.chosen):
             if begin < depth * size <= prompt.num_tokens:
                 savings = facts.depths.savings[at] * SAVINGS_SCALE * size // (PRICE_UNITS * stay)
@@ -358,13 +355,12 @@ class LearnedPlacement:
         return boundary if to_boundary > 0 and self._pays(prompt, place, place.num_uses, to_boundary) else 0
 
     def _savings_of(self, place: PlaceFacts, num_uses: int, gap: int) -> int:
-        stay = place.count_stay(self._unknown_wait(), self._longest_stay)
+        stay = place.count_stay(self._longest_stay)
         # One use of one more place, so that a kind of which nothing is known is tried.
         return (num_uses + 1) * gap * SAVINGS_SCALE // ((place.num_places + 1) * stay)
 
     def _pays(self, prompt: PromptLook, place: PlaceFacts, num_uses: int, gap: int) -> bool:
-        stay = place.count_stay(self._unknown_wait(), self._longest_stay)
-        return self._offer(prompt, self._savings_of(place, num_uses, gap), stay)
+        return self._offer(prompt, self._savings_of(place, num_uses, gap), place.count_stay(self._longest_stay))
 
     def _offer(self, prompt: PromptLook, savings: int, stay: int) -> bool:
         """Whether a snapshot pays; once the prompt is observed, the price will be set by this one too."""

@@ -382,9 +382,7 @@ def _describe_request(state: SequenceState) -> None:
     if 0 < state.request.prompt_length < state.num_committed:
         tokens_per_block = state.shared.tokens_per_block
         num_generated_tokens = state.num_committed - state.request.prompt_length
-        num_generated_blocks = num_blocks - (state.request.prompt_length + tokens_per_block - 1) // tokens_per_block
-        if num_generated_blocks < 0:
-            num_generated_blocks = 0
+        num_generated_blocks = max(num_blocks - (state.request.prompt_length + tokens_per_block - 1) // tokens_per_block, 0)
     facts = state.shared.storage.learning.request
     facts.begin(num_blocks, num_generated_blocks, num_generated_tokens, state.request.continues)
     if state.request.kinds is not None:

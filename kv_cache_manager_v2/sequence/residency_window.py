@@ -67,17 +67,15 @@ def set_window(state: SequenceState, life_cycle: i64, window_size: i64, num_sink
     size = shared.tokens_per_block
     num_sinks = (num_sink_tokens + size - 1) // size
     windows = Windows(shared.life_cycles, None, size)
-    is_any = False
     for other in range(shared.num_life_cycles):
         if other == life_cycle:
             _set_one(windows, other, window_size, num_sinks)
         elif state.request.windows.keeps[other] != 0:
             _set_one(windows, other, state.request.windows.sizes[other], state.request.windows.num_sink_blocks[other])
-        is_any = is_any or windows.keeps[other] != 0
     mark = shared.order.mark(state.timeline) if state.status == ACTIVE else NO_POINT
     with shared.storage.changes:
         end_window(state)
-        if is_any:
+        if any([keeps != 0 for keeps in windows.keeps]):
             state.request.windows = windows
             shared.claims.num_windowed += 1
         begin = state.request.windows.compute_begin(life_cycle, state.history)

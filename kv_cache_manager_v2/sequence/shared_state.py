@@ -66,15 +66,10 @@ class Windows:
 
     def _compute_least_scratch_step(self) -> i64:
         """A step ``H .. C-1`` has a scratch block only if ``H + T <= (e)T <= C - rewind + 1 - W`` for its end ``e``."""
-        least: i64 = NEVER
-        if not self.has_scratch:
-            return least
-        for window in self.sizes:
-            if window != UNBOUNDED:
-                step = self.tokens_per_block + window + self.max_rewind_len - 1
-                if step < least:
-                    least = step
-        return least
+        windows = [window for window in self.sizes if window != UNBOUNDED]
+        if not self.has_scratch or len(windows) == 0:
+            return NEVER
+        return self.tokens_per_block + min(windows) + self.max_rewind_len - 1
 
     def compute_begin(self, life_cycle: i64, history: i64) -> i64:
         """The first block after the sinks that the next token reads, whether or not the sequence is that long.
@@ -261,14 +256,11 @@ class SharedState:
 
     def count_whole_blocks(self, blocks: list[Block]) -> i64:
         """How many of them come before the first that has a page whose bytes a disk has lost."""
-        count: i64 = 0
-        if self.storage.reads.is_idle:
-            return len(blocks)
-        for block in blocks:
-            if self.storage.reads.has_lost(block.first_page, self.num_life_cycles):
-                break
-            count += 1
-        return count
+        if not self.storage.reads.is_idle:
+            for count, block in enumerate(blocks):
+                if self.storage.reads.has_lost(block.first_page, self.num_life_cycles):
+                    return count
+        return len(blocks)
 
 
 def _count_pinnable(storage: PageStorage, share: float) -> int:

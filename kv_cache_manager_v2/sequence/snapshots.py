@@ -81,9 +81,8 @@ def _find_free_slot(state: SequenceState, plan: SnapshotPlan) -> bool:
         return False
     page = block.first_page + shared.state_life_cycle
     rows = storage.rows
-    if shared.recurrent.commit_snapshots.get(int(page)) != state.request.serial or not rows.has_page(page):
-        return False
-    if rows.level(page) > GPU_LEVEL or rows.num_holds(page) > 0:
+    is_its_own = shared.recurrent.commit_snapshots.get(int(page)) == state.request.serial and rows.has_page(page)
+    if not is_its_own or rows.level(page) > GPU_LEVEL or rows.num_holds(page) > 0:
         return False
     with storage.changes:
         drop(storage, page, pool_group, SUPERSEDED, find_page_counters(state.request.counters))

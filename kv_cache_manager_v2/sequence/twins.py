@@ -24,13 +24,11 @@ def keep_twin(owner: SequenceState, life_cycle: i64, ordinal: i64, ours: i64, th
 
 def has_twin_of(state: SequenceState, ordinal: i64) -> bool:
     """Whether the sequence keeps a block of its own for twins of that block's pages, or kept it for some that have gone on since."""
-    if state.sharing.twins is None:
+    twins = state.sharing.twins
+    if twins is None:
         return False
     key = state.twin_key(0, ordinal)
-    for number in range(key, key + int(state.shared.num_life_cycles)):
-        if number in state.sharing.twins:
-            return True
-    return False
+    return any([number in twins for number in range(key, key + int(state.shared.num_life_cycles))])
 
 
 def end_twins(state: SequenceState, mark: i64) -> None:

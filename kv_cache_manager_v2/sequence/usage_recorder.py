@@ -72,11 +72,10 @@ class UsageRecorder:
             self.explainer.explain(root, packed, match, num_untrimmed, counts, usage.misses_at)
         if match.num_tokens == 0:
             return
-        at = usage.hits_at
         if usage.num_levels == 1:
-            counts[at] += match.num_tokens
+            counts[usage.hits_at] += match.num_tokens
         else:
-            count_hits_by_level(state, usage.counts, usage.hits_at)
+            count_hits_by_level(state, counts, usage.hits_at)
         counts[usage.calls_at + PLANNED_TOKENS] += state.request.planned_tokens
         _record_reused(state, usage)
 
