@@ -90,10 +90,8 @@ class JournalWriter:
             self.number(len(digits) * 2 + (part < 0))
             self.buffer.write(digits)
         else:
-            text = part.encode(errors="surrogatepass")  # any str may be a salt
             self.number(TEXT)
-            self.number(len(text))
-            self.buffer.write(text)
+            self.raw(part.encode(errors="surrogatepass"))  # any str may be a salt
 
     def packed_tokens(self, packed: bytes) -> None:
         """Tokens without digests."""
@@ -109,8 +107,7 @@ class JournalWriter:
                 self.number(token + 1)
             else:
                 self.number(0)
-                self.number(len(token))
-                self.buffer.write(token)
+                self.raw(token)
 
     # -- records ------------------------------------------------------------------------------------------------------
 

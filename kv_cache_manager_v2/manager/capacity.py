@@ -99,8 +99,7 @@ class CapacityPlan(Value):
         """How many times the sequences of ``batch`` run together, none of them shared; None if any number does."""
         batch = to_instance(batch, BatchDesc, "batch")
         needed = slots_of_batch(_layout_of(self.config), self.config, BatchDesc(batch.kv_caches))
-        counts = [group.num_slots // count for group, count in zip(self.levels[0].pool_groups, needed) if count > 0]
-        return min(counts) if len(counts) > 0 else None
+        return min([group.num_slots // count for group, count in zip(self.levels[0].pool_groups, needed) if count > 0], default=None)
 
     def max_batch_size(
         self, capacity: SupportsIndex, history_length: SupportsIndex | None = None, system_prompt_length: SupportsIndex = 0
@@ -117,16 +116,10 @@ class CapacityPlan(Value):
         one = slots_of_batch(layout, self.config, BatchDesc([kv_cache], prompt_length))
         num_shared_blocks = prompt_length // self.config.tokens_per_block
         own = sum_over_life_cycles(layout, list(slots_of_sequence(layout, self.config, kv_cache, 0, num_shared_blocks)))
-        most: int | None = None
-        for group in self.levels[0].pool_groups:
-            index = group.pool_group_index
-            free = group.num_slots - (one[index] - own[index])
-            if free < 0:
-                return 0
-            if own[index] > 0:
-                count = free // own[index]
-                most = count if most is None else min(most, count)
-        return most
+        free = [group.num_slots - (one[index] - own[index]) for index, group in enumerate(self.levels[0].pool_groups)]
+        if min(free) < 0:
+            return 0
+        return min([count // own[index] for index, count in enumerate(free) if own[index] > 0], default=None)
 
     def table(self) -> str:
         """For people: a line per level and pool group, then what fits."""
@@ -191,7 +184,7 @@ def plan_capacity(
     layout = lay_out_slots(config, LifeCycleRegistry(config), to_codec(cold_page_codec, config))
     levels = tuple([_plan_level(layout, config, batch, level) for level in range(len(config.cache_tiers))])
     slots = tuple([group.num_slots for group in levels[0].pool_groups])
-    num_blocks = compute_longest_decode(layout, config, slots)
+    num_blocks = _last_fitting(layout, config, slots, False)
     num_prompt_blocks = _last_fitting(layout, config, slots, True)
     batch_fits: bool | None = None
     batch_quota: int | None = None
@@ -236,11 +229,6 @@ def _plan_level(layout: SlotLayout, config: KVCacheManagerConfig, batch: BatchDe
     return LevelCapacity(level, tier.tier, tier.quota, tuple(groups))
 
 
-def compute_longest_decode(layout: SlotLayout, config: KVCacheManagerConfig, slots: tuple[int, ...]) -> int | None:
-    """Blocks of the longest sequence that grows token by token within ``slots`` by pool group; None: any."""
-    return _last_fitting(layout, config, slots, False)
-
-
 def _prompt_slots(layout: SlotLayout, config: KVCacheManagerConfig, num_blocks: int) -> tuple[int, ...]:
     """The most that a prompt of that many blocks takes: at one token in its last block, where least is stale."""
     kv_cache = KVCacheDesc((num_blocks - 1) * config.tokens_per_block + 1, 0)
@@ -248,7 +236,8 @@ def _prompt_slots(layout: SlotLayout, config: KVCacheManagerConfig, num_blocks: 
 
 
 def _last_fitting(layout: SlotLayout, config: KVCacheManagerConfig, slots: tuple[int, ...], is_prompt: bool) -> int | None:
-    """Blocks of the longest sequence; of a prompt, such that it and every shorter one run in one step.
+    """Blocks of the longest sequence that grows token by token within ``slots`` by pool group, None: any; of a prompt, such that it and
+    every shorter one run in one step.
 
     Binary search: both needs never fall when a block is added.
     """
@@ -282,7 +271,7 @@ def clamp_sequence_length(
     none."""
     minimal = sequence_slots(layout, config, 1, 1)
     left = tuple([count - (batch_size - 1) * minimal[index] for index, count in enumerate(slots)])
-    num_blocks = compute_longest_decode(layout, config, left)
+    num_blocks = _last_fitting(layout, config, left, False)
     return upper_bound if num_blocks is None else min(upper_bound, num_blocks * config.tokens_per_block)
 
 

@@ -136,10 +136,9 @@ class LevelSizes(DemandSampler):
         others = _count_slots_of(self._shared, not_counted) if len(not_counted) > 0 else None
         for pool_group in range(storage.num_pool_groups):
             needed: i64 = 0
-            index = pool_group
-            while index < len(storage.allocators):
+            for level in range(storage.num_levels):
+                index = level * storage.num_pool_groups + pool_group
                 needed += storage.allocators[index].num_used - storage.queues[index].num_pages
-                index += storage.num_pool_groups
             if others is not None:
                 needed -= others[pool_group]
             self._demand.add(pool_group, needed)

@@ -74,9 +74,7 @@ class DropPlans:
     def _drop_end(self, plan: DropPlan, of_unbounded: bool) -> int:
         count = 0
         last: i64 = len(plan.blocks) - 1
-        life_cycle: i64
-        for life_cycle in range(len(self._cycles)):
-            cycle = self._cycles[life_cycle]
+        for life_cycle, cycle in enumerate(self._cycles):
             if of_unbounded == (cycle.has_page_per_block and cycle.window_size is None):
                 begin = self._find_begin(plan, life_cycle)
                 for ordinal in range(last, begin - 1, -1):

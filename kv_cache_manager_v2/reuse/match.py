@@ -147,10 +147,7 @@ class Matcher:
     def _find_missing(self, blocks: list[Block], num_blocks: i64, num_tokens: i64) -> i64:
         """The last of the first ``num_blocks`` blocks whose page a windowed life cycle needs at that history and lacks."""
         rows = self._rows
-        position: i64 = 0
-        for life_cycle in self._windowed:
-            cycle = self._windowed_cycles[position]
-            position += 1
+        for life_cycle, cycle in zip(self._windowed, self._windowed_cycles):
             stale_beg = cycle.compute_stale_beg(num_tokens, self._tokens_per_block)
             stale_end = cycle.compute_stale_end(num_tokens, self._tokens_per_block)
             ordinal: i64 = num_blocks - 1
