@@ -92,10 +92,8 @@ class KVCacheEventManager(Handle):
         if self._max_events == 0:
             return None
         assembler = EventAssembler(groups, first_page, self._hash_algo, self._attention_dp_rank, self._max_events)
-        backlog = EventBacklog(assembler, self._max_events)
-        log = EventLog(backlog, first_page, len(groups), self._partial_blocks)
-        self._backlog = backlog
-        self._log = log
+        self._backlog = backlog = EventBacklog(assembler, self._max_events)
+        self._log = log = EventLog(backlog, first_page, len(groups), self._partial_blocks)
         return log
 
     # -- for a publisher ----------------------------------------------------------------------------------------------

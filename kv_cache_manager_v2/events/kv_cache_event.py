@@ -41,6 +41,7 @@ class KVCacheEventData(Value, metaclass=ABCMeta):
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
         """As plain values, in TensorRT-LLM's form."""
+        raise NotImplementedError("KVCacheEventData.to_json is for subclasses to define")
 
     def __repr__(self) -> str:
         fields = ", ".join([f"{name}={value!r}" for name, value in self.to_json().items() if name != "type"])
