@@ -258,32 +258,40 @@ def test_pages_that_change_places(num_pool_groups: int, kinds: list[str], num_re
 
 def test_pages_evicted_together_when_the_host_cannot_wait() -> None:
     """The disk takes no more writes, so cached pages are dropped, several at a time. Their slots wait for the copies that were made
-    while it still did, and for a reader on another stream: to know when both are done takes an event."""
+    while it still did, and for a reader on another stream: to know when both are done takes an event. Whether both are done by then is
+    the device's pace: several of them."""
     outcomes: list[str] = []
-    while outcomes[-1:] != ["done"]:
-        nth = len(outcomes) + 1
-        device = SimulatedDevice(nth)
-        bench = Bench(tiered_config(8, [("disk", 16)], write_policy="through"), device)
-        streams = [device.create_stream() for _ in range(2)]
-        bench.suspended(1, 4 * TOKENS_PER_BLOCK, commit=True, stream=streams[0]).close()
-        bench.texts[2] = list(bench.texts[1])
-        with bench.manager.create_kv_cache(input_tokens=bench.texts[2], id=2) as reader:
-            assert reader.resume(streams[1])
-            bench.check(reader)
-        device.faults.fail("disk_write", 1, OSError("no space left"))
-        bench.suspended(3, TOKENS_PER_BLOCK, commit=True, stream=streams[0]).close()
-        bench.engine.synchronize()
-        other = bench.manager.create_kv_cache(id=4)
-        assert other.resume(streams[0])
-        outcomes.append(outcome_without_host_wait(bench, nth, lambda: other.resize(7 * TOKENS_PER_BLOCK)))
-        if outcomes[-1] == "broken":
-            assert (device.num_open_events, device.num_open_streams) == (0, 2)
-            continue
-        assert other.resize(7 * TOKENS_PER_BLOCK)
-        other.close()
-        bench.close()
-        assert device.races == ()
+    for pace in range(0, 800, 100):
+        outcomes.append("begun")
+        nth = 0
+        while outcomes[-1] != "done":
+            nth += 1
+            outcomes.append(outcome_of_an_eviction(SimulatedDevice(pace + nth), nth))
     assert "broken" in outcomes
+
+
+def outcome_of_an_eviction(device: SimulatedDevice, nth: int) -> str:
+    bench = Bench(tiered_config(8, [("disk", 16)], write_policy="through"), device)
+    streams = [device.create_stream() for _ in range(2)]
+    bench.suspended(1, 4 * TOKENS_PER_BLOCK, commit=True, stream=streams[0]).close()
+    bench.texts[2] = list(bench.texts[1])
+    with bench.manager.create_kv_cache(input_tokens=bench.texts[2], id=2) as reader:
+        assert reader.resume(streams[1])
+        bench.check(reader)
+    device.faults.fail("disk_write", 1, OSError("no space left"))
+    bench.suspended(3, TOKENS_PER_BLOCK, commit=True, stream=streams[0]).close()
+    bench.engine.synchronize()
+    other = bench.manager.create_kv_cache(id=4)
+    assert other.resume(streams[0])
+    outcome = outcome_without_host_wait(bench, nth, lambda: other.resize(7 * TOKENS_PER_BLOCK))
+    if outcome == "broken":
+        assert (device.num_open_events, device.num_open_streams) == (0, 2)
+        return outcome
+    assert other.resize(7 * TOKENS_PER_BLOCK)
+    other.close()
+    bench.close()
+    assert device.races == ()
+    return outcome
 
 
 def test_beams_change_their_stream_together() -> None:

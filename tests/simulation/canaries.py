@@ -608,7 +608,7 @@ CANARIES = (
     Canary(
         "what was kept is not forgotten after a lost list of copies",
         "manager/kv_cache_manager.py", "KVCacheManager.reset_copies",
-        "end_epoch(self._shared, self._open_sequences, None, CLEARED)",
+        "self._forget(None, CLEARED)",
         first_seed=65,
     ),
     Canary(
