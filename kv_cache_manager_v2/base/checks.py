@@ -216,7 +216,7 @@ def to_list(values: object, name: str) -> list[object]:
     """
     if type(values) is list or type(values) is tuple:
         # First: to ask for an abstract class is interpreted code, also compiled.
-        return list(cast("Iterable[object]", values))
+        return list(values)
     if isinstance(values, (str, Mapping, set, frozenset)) or is_bytes(values):
         raise TypeError(f"{name} must be a sequence, not {type(values).__name__}")
     to_ints = getattr(values, "tolist", None)

@@ -1002,7 +1002,7 @@ class KVCacheManager(Handle):
 
     @property
     def copy_layout(self) -> tuple[tuple[int, ...], ...]:
-        """Slots that each worker has, by level and pool group; behind the last level, where there are several, one slot of each pool group
+        """Slots that each worker has, by level and pool group; behind the last level, where there are several, two slots of each pool group
         through which full levels swap. Empty where no worker copies."""
         return () if self._lists is None else self._lists.layout
 
