@@ -14,6 +14,8 @@ VENV_PYTHON := $(CURDIR)/.venv/bin/python
 # Only PYTHONPATH says which build runs: neither the working directory nor a script's folder comes first on sys.path.
 export PYTHONSAFEPATH := 1
 export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
+# Where a container sets it, each process that a test starts compiles the package anew: 2 s.
+unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 INTERPRETED := PYTHONPATH=$(CURDIR)/build/interpreted:$(CURDIR) KV_CACHE_MANAGER_V2_EXPECT_BUILD=interpreted
 COMPILED := PYTHONPATH=$(CURDIR)/build/compiled KV_CACHE_MANAGER_V2_EXPECT_BUILD=compiled
