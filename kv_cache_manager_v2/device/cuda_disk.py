@@ -69,9 +69,7 @@ class _ContextWatch(GateWatch):
                 status = self._driver.status_of("cuStreamQuery", self._stream)
         except KVCacheManagerError as error:
             return str(error)
-        if int(status) in (SUCCESS, NOT_READY):
-            return ""
-        return str(self._driver.make_error("cuStreamQuery", status))
+        return "" if int(status) in (SUCCESS, NOT_READY) else str(self._driver.make_error("cuStreamQuery", status))
 
     def close(self) -> None:
         """Destroy the stream; the context is current."""

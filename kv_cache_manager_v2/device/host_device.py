@@ -160,9 +160,7 @@ class HostDevice(RangedDevice):
     def is_event_done(self, event: int) -> bool:
         self._require_open()
         self._events.require_live(event)
-        if self._pending.is_busy:
-            return self._pending.is_event_done(event)
-        return True
+        return self._pending.is_event_done(event) if self._pending.is_busy else True
 
     def synchronize_event(self, event: int) -> None:
         self._require_open()

@@ -51,9 +51,7 @@ class HostTimers:
 
     def read(self, handle: i64) -> float:
         timer = self.find(handle)
-        if timer.begin < 0.0 or timer.end < 0.0:
-            return STILL_RUNNING
-        return max(timer.end - timer.begin, 0.0)
+        return STILL_RUNNING if timer.begin < 0.0 or timer.end < 0.0 else max(timer.end - timer.begin, 0.0)
 
     def release(self, handle: i64) -> None:
         self._handles.free(handle)

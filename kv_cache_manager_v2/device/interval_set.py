@@ -37,9 +37,7 @@ class IntervalSet:
     def find(self, value: int) -> i64:
         """The index of the interval that contains ``value``, or -1."""
         index: i64 = bisect_right(self._begs, value) - 1
-        if index >= 0 and value < self._ends[index]:
-            return index
-        return -1
+        return index if index >= 0 and value < self._ends[index] else -1
 
     def covers(self, beg: int, end: int) -> bool:
         """Whether all of ``[beg, end)`` is in the set."""

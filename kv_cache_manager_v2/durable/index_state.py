@@ -327,9 +327,7 @@ class IndexState:
         ordinal = self._find_ascending(number)
         if (ordinal == NO_ORDINAL or self.parents[ordinal] == IS_GONE) and len(self._other_numbers) > 0:
             ordinal = self._other_numbers.get(int(number), NO_ORDINAL)
-        if ordinal != NO_ORDINAL and self.parents[ordinal] == IS_GONE:
-            return NO_ORDINAL
-        return ordinal
+        return NO_ORDINAL if ordinal != NO_ORDINAL and self.parents[ordinal] == IS_GONE else ordinal
 
     def _find_ascending(self, number: i64) -> i64:
         """The ordinal of that number among those that ascend, or NO_ORDINAL."""

@@ -48,9 +48,7 @@ class Block:
     @property
     def num_co_owners(self) -> i32:
         """While PRIVATE: open sequences beyond the first that list the block; else 0."""
-        if self.parent is not None:
-            return 0
-        return self._half
+        return 0 if self.parent is not None else self._half
 
     @num_co_owners.setter
     def num_co_owners(self, count: i32) -> None:

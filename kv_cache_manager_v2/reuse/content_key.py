@@ -27,9 +27,7 @@ def mix_key(key: i64, word: i64) -> i64:
     """Never `NO_KEY`."""
     mixed = ((key ^ ((word ^ (word >> 33)) & _MASK)) * _FACTOR + 1) & _MASK
     mixed ^= mixed >> 31
-    if mixed == NO_KEY:
-        return 1
-    return mixed
+    return 1 if mixed == NO_KEY else mixed
 
 
 def text_key(data: bytes) -> i64:
@@ -89,9 +87,7 @@ def make_run_keys(parent: Block, blocks: list[Block], packed: bytes, position: i
 def page_key(key: i64, life_cycle: i64) -> i64:
     """The key of a block's page; never `NO_KEY`. Who looks a key up mixes it."""
     mixed = (key + life_cycle * _FIRST_FACTOR) & _MASK
-    if mixed == NO_KEY:
-        return 1
-    return mixed
+    return 1 if mixed == NO_KEY else mixed
 
 
 def _continue_key(key: i64, text: bytes, begin: i64, num_bytes: i64) -> i64:
