@@ -207,14 +207,13 @@ class Matcher:
         if only_child is not None:
             return self._try_partial(only_child, count_shared_tokens(self._tree.key_of(only_child), rest), blocks)
         children = parent.children
-        # Mostly the nearest ones share nothing, and that is found without the others.
-        if children is None or count_shared_with_children(self._tree, parent, rest) == 0:
-            return None
-        return self._try_neighbours(children, rest, blocks)
+        return None if children is None else self._try_neighbours(children, rest, blocks)
 
     def _try_neighbours(self, children: Children, rest: bytes, blocks: list[Block]) -> Match | None:
         """Try some of the children beside the place of ``rest`` in their order that share the most with it."""
-        before, after = children.sorted_keys().neighbours(rest, NEIGHBOURS_TRIED)
+        keys = children.sorted_keys()
+        # Nearly always the nearest one serves or shares nothing; only where it does neither, look further.
+        before, after = keys.neighbours(rest, 1)
         at_before: i64 = 0
         at_after: i64 = 0
         for tried in range(NEIGHBOURS_TRIED):
@@ -234,6 +233,8 @@ class Matcher:
             match = None if child is None else self._try_partial(child, num_shared, blocks)
             if match is not None:
                 return match
+            if tried == 0:
+                before, after = keys.neighbours(rest, NEIGHBOURS_TRIED)
         return None
 
     def _try_partial(self, child: Block, num_shared: i64, blocks: list[Block]) -> Match | None:
