@@ -84,7 +84,8 @@ class RadixTree(PageOwner):
 
     def find_root(self, scope: ReuseScope) -> Block | None:
         if scope is not self._latest_scope:
-            # A scope's hash is Python's to call, and most requests have the scope of the one before.
+            # Most requests have the scope of the one before. Forgotten first: a signal may come between any two lines.
+            self._latest_scope = None
             self._latest_root = self._roots.get(scope)
             self._latest_scope = scope
         return self._latest_root

@@ -9,7 +9,7 @@ from ..base.checks import to_int, to_plain_text
 from ..config.config_value import given
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 @mypyc_attr(native_class=False)
 class ReuseScope:
     """A root of the tree: nothing is ever shared across two scopes that differ in any field.
@@ -31,6 +31,13 @@ class ReuseScope:
             object.__setattr__(self, "salt", to_plain_text(salt))
         elif salt is not None:
             object.__setattr__(self, "salt", to_int(salt, "ReuseScope.salt, unless a str or None,"))
+
+    # Written out: those that `dataclass` makes stay interpreted, and take a scope of a subclass for another root.
+    def __eq__(self, other: object) -> bool:
+        return self.lora_id == other.lora_id and self.salt == other.salt if isinstance(other, ReuseScope) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash((self.lora_id, self.salt))
 
 
 EMPTY_SCOPE = ReuseScope()

@@ -14,7 +14,7 @@ from lossy_files import LossyDisk, LossyFiles
 from served_interrupts import Place, Tracer
 from tiered_models import tiered_config
 
-from kv_cache_manager_v2 import CorruptedError, HostDevice, KVCache, KVCacheManager, KVCacheManagerConfig, is_compiled
+from kv_cache_manager_v2 import CorruptedError, HostDevice, KVCache, KVCacheManager, KVCacheManagerConfig, ReuseScope, is_compiled
 from kv_cache_manager_v2.testing import FakeEngine, Step
 
 LIBRARY = "kv_cache_manager_v2"
@@ -236,6 +236,30 @@ def cut_at(call: Callable[[Server], Callable[[], object]], place: Place | None) 
 
 
 only_interpreted = pytest.mark.skipif(is_compiled(), reason="compiled code has no lines between which it could be interrupted")
+
+
+@only_interpreted
+def test_a_call_that_only_looks_breaks_nothing_at_any_line() -> None:
+    """Of another scope than the one that was looked at before."""
+    server = Server()
+    other = ReuseScope(salt="other")
+    with server.manager.create_kv_cache(other, list(range(8))) as kv_cache:
+        assert kv_cache.resume() and kv_cache.resize(8)
+        kv_cache.commit(list(range(8)))
+    at = 0
+    raised = True
+    while raised:
+        assert server.manager.probe_reuse(None, STEM) == len(STEM)
+        at += 1
+        sys.settrace(Cut(at).trace)
+        try:
+            assert server.manager.probe_reuse(other, list(range(8))) == 8
+            raised = False
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+    assert at > 20 and not serves_on(server, at)
 
 
 @only_interpreted

@@ -43,6 +43,19 @@ def test_the_scope_is_gone_and_others_are_not():
         assert manager.probe_reuse(OTHER, list(range(32))) == 32
 
 
+class Tenant(ReuseScope):
+    """An engine's own, with what else it knows of a tenant."""
+
+
+def test_a_scope_of_a_subclass_is_the_same_root():
+    with manager_of() as manager:
+        run_prompt(manager, list(range(32)), reuse_scope=Tenant(8, "tenant")).close()
+        assert Tenant(8, "tenant") == OTHER and hash(Tenant(8, "tenant")) == hash(OTHER)
+        assert manager.probe_reuse(OTHER, list(range(32))) == 32
+        manager.invalidate_reuse_scope(OTHER)
+        assert manager.probe_reuse(Tenant(8, "tenant"), list(range(32))) == 0
+
+
 def test_a_scope_that_has_nothing_is_fine():
     with manager_of() as manager:
         manager.invalidate_reuse_scope(ADAPTER)

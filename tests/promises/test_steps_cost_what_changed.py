@@ -20,7 +20,7 @@ from forwarding_device import ForwardingDevice
 from small_models import config_of, manager_of, run_prompt
 from tiered_models import Bench, tiered_config
 
-from kv_cache_manager_v2 import CopyBatch, DecodeBatch, HostDevice, KVCache, KVCacheManager
+from kv_cache_manager_v2 import CopyBatch, DecodeBatch, HostDevice, KVCache, KVCacheManager, ReuseScope
 
 BLOCK = 4
 WINDOWS: dict[int, list[int | None]] = {1: [None], 2: [None, 8], 4: [None, 8, 16, 12]}
@@ -315,6 +315,7 @@ def test_a_request_and_its_steps_run_no_other_python(form: Callable[[range], Any
             foreign[frame.f_code.co_qualname] += 1
 
     prompt, rest, more, last = form(range(60)), form(range(60, 70)), form(range(70, 72)), form(range(72, 73))
+    scopes = [ReuseScope(salt=salt) for salt in ("one", "other", "one")]
     with manager_of([None, 8], num_slots=200) as manager:
         run_prompt(manager, range(40)).close()
         batch = DecodeBatch(manager, 4, 40)
@@ -331,6 +332,9 @@ def test_a_request_and_its_steps_run_no_other_python(form: Callable[[range], Any
             assert batch.step() == [] and batch.step(last) == []
             batch.leave(kv_cache)
             kv_cache.close()
+            for scope in scopes:
+                manager.create_kv_cache(scope, prompt).close()
+                assert manager.probe_reuse(scope, prompt) == 0
         finally:
             sys.setprofile(None)
     assert foreign == {}
