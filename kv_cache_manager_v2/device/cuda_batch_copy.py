@@ -36,6 +36,20 @@ _SOURCES_IN_STREAM_ORDER: Final = (1, 0, 0, 0, 0, 0)
 
 
 @final
+class CopyArrays:
+    """Copies as the driver reads them, three arrays of 64-bit words, and the addresses of these, which take as long to ask for as many
+    copies."""
+
+    __slots__ = ("dsts", "srcs", "sizes", "addresses")
+
+    def __init__(self, dsts: vec[i64], srcs: vec[i64], sizes: vec[i64]) -> None:
+        self.dsts: Final = dsts
+        self.srcs: Final = srcs
+        self.sizes: Final = sizes
+        self.addresses: Final = [word_array_address(dsts), word_array_address(srcs), word_array_address(sizes)]
+
+
+@final
 class CudaBatchCopy:
     """Made by `find_batch_copy`."""
 
@@ -49,11 +63,10 @@ class CudaBatchCopy:
         self._first_indices: Final[Any] = (ctypes.c_size_t * 1)(0)  # by attribute: its first copy; all copies have the one attribute
         self._failed_index: Final[Any] = (ctypes.c_size_t * 1)(0)
 
-    def enqueue(self, stream: int, dsts: vec[i64], srcs: vec[i64], sizes: vec[i64]) -> int:
-        """Pass copies, one or more, to the driver, which has read the arrays on return; returns the driver's status."""
-        addresses = (word_array_address(dsts), word_array_address(srcs), word_array_address(sizes))
+    def enqueue(self, stream: int, arrays: CopyArrays, count: int) -> int:
+        """Pass the first ``count`` copies, one or more, to the driver, which has read them on return; returns the driver's status."""
         failed_index = (self._failed_index,) if self._has_failed_index else ()
-        status: int = self._function(*addresses, len(sizes), self._attributes, self._first_indices, 1, *failed_index, stream)
+        status: int = self._function(*arrays.addresses, count, self._attributes, self._first_indices, 1, *failed_index, stream)
         return status
 
 
