@@ -23,7 +23,12 @@ class ClaimedFile:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             if stat.S_ISREG(os.fstat(file).st_mode):
-                _try_lock(file)
+                try:
+                    lock_file(file)
+                except BlockingIOError:
+                    raise
+                except OSError:  # the file system has no such locks
+                    pass
                 os.fchmod(file, 0o600)  # also of a file that was there: tokens will be in it
                 os.ftruncate(file, 0)
             keep_from_children(file)
@@ -47,13 +52,3 @@ class ClaimedFile:
             unlock_file(file)
         finally:
             os.close(file)
-
-
-def _try_lock(file: int) -> None:
-    """`BlockingIOError` where another owner has it; nothing where the file system has no such locks."""
-    try:
-        lock_file(file)
-    except BlockingIOError:
-        raise
-    except OSError:
-        pass

@@ -4,6 +4,7 @@ A lock belongs to what was opened, and a child that `os.fork` makes has that ope
 each forked child closes its copies before any other code runs there, and `unlock_file` unlocks, whatever process still has it open.
 """
 
+import errno
 import fcntl
 import os
 from typing import Final, final
@@ -27,8 +28,10 @@ def lock_file(file: int) -> None:
     _held[file] = os.getpid()
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BaseException:
+    except BaseException as error:
         del _held[file]
+        if isinstance(error, PermissionError):  # the answer of some file systems, such as NFS
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from error
         raise
 
 

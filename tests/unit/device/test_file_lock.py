@@ -1,11 +1,14 @@
 """Locked files: unlocked by the process that has locked them, for all that have the file open; a forked child has none of them."""
 
+import errno
+import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from kv_cache_manager_v2.device.claimed_file import ClaimedFile
 from kv_cache_manager_v2.device.file_port import FilePort
 from kv_cache_manager_v2.device.os_files import OsFiles
 from kv_cache_manager_v2.device.read_only_files import ReadOnlyFiles
@@ -27,6 +30,24 @@ def test_closing_unlocks_what_others_still_have_open(tmp_path: Path, port: Calla
     with pytest.raises(BlockingIOError):
         files.lock(str(path))
     files.close_file(again)
+
+
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.EACCES])
+def test_what_another_owner_has_locked_is_not_emptied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Whichever way the file system says so: NFS may answer with EACCES."""
+
+    def refuse(file: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    path = tmp_path / "journal"
+    path.write_bytes(b"of another process")
+    path.chmod(0o600)
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(BlockingIOError):
+        ClaimedFile(str(path))
+    with pytest.raises(BlockingIOError):
+        OsFiles().lock(str(path))
+    assert path.read_bytes() == b"of another process"
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
