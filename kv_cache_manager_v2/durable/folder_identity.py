@@ -63,15 +63,14 @@ def parse_identity(data: bytes) -> tuple[dict[str, Any], dict[str, Any], list[li
     described = read_object(data)
     if described is None:
         raise ValueError("identity.json there cannot be read, so what it has is unknown")
+    number = described.get("format")
     parts = described.get("parts", {})
-    if not isinstance(parts, dict) or (len(parts) > 0 and not _are_parts(parts)):
+    # Another format may say it otherwise.
+    if number in (_FORMAT, _FORMAT_OF_PARTS) and (not isinstance(parts, dict) or (len(parts) > 0 and not _are_parts(parts))):
         raise ValueError("identity.json there does not say which parts it has, so what it has is unknown")
-    expected = _FORMAT if len(parts) == 0 else _FORMAT_OF_PARTS
-    if described.get("format") != expected:
-        raise ValueError(
-            f"it has format {described.get('format')}, and this release reads format {expected} only; the release that made it still "
-            "reads it"
-        )
+    expected = _FORMAT_OF_PARTS if parts else _FORMAT
+    if number != expected:
+        raise ValueError(f"it has format {number}, and this release reads format {expected} only; the release that made it still reads it")
     identity = described.get("identity")
     layout = described.get("layout")
     if not isinstance(identity, dict) or not isinstance(layout, dict):

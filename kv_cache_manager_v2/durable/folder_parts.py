@@ -147,7 +147,7 @@ def list_names(files: FilePort, folder: str) -> list[str]:
     """The names of the files there; none where there is no such folder."""
     try:
         return files.names(folder)
-    except (FileNotFoundError, NotADirectoryError):
+    except FileNotFoundError:
         return []
 
 
@@ -165,7 +165,10 @@ def find_part_fault(files: FilePort, folders: list[str], parts: dict[str, Any], 
 
 def read_part(files: FilePort, folder: str) -> dict[str, Any] | None:
     """The contents of part.json; None where there is none that can be read."""
-    if PART_NAME not in list_names(files, folder):
+    try:
+        if PART_NAME not in list_names(files, folder):
+            return None
+    except NotADirectoryError:
         return None
     found = read_object(read_named(files, os.path.join(folder, PART_NAME)))
     if found is None or not isinstance(found.get("part"), int) or not isinstance(found.get("paths"), list) or len(found["paths"]) == 0:

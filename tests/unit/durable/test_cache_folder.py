@@ -2,6 +2,8 @@
 
 import json
 import os
+import shutil
+from pathlib import Path
 
 import pytest
 from librt.vecs import vec
@@ -9,7 +11,7 @@ from lossy_files import LossyDisk, LossyFiles
 
 from mypy_extensions import i64
 
-from kv_cache_manager_v2 import LogicError
+from kv_cache_manager_v2 import LogicError, StorageIOError
 from kv_cache_manager_v2.device.os_files import OsFiles
 from kv_cache_manager_v2.durable.cache_folder import CacheFolder
 from kv_cache_manager_v2.durable.index_snapshot import IndexSnapshot
@@ -124,6 +126,7 @@ def test_another_layout_or_format_is_refused_and_kept(tmp_path: object) -> None:
     refused = (
         (b'{"format": 99}', "format 99"),
         (b'{"format": 1}', "format 1, and this release reads format 2 only.*cache rm"),
+        (b'{"format": 5, "parts": [["a"]]}', "format 5, and this release reads format 4 only; the release that made it"),
         (b"{", "cannot be read"),
         (b"[]", "cannot be read"),
     )
@@ -142,6 +145,17 @@ def test_another_layout_or_format_is_refused_and_kept(tmp_path: object) -> None:
     identity.content = bytearray(before[folder.path + "/identity.json"])
     assert {path: bytes(file.content) for path, file in disk.files.items()} == before
     assert len(list_nodes(open_folder(disk, str(tmp_path)).state)) == 1
+
+
+@pytest.mark.parametrize("is_read_only", [False, True])
+def test_a_file_where_its_folder_would_be_is_named(tmp_path: object, is_read_only: bool) -> None:
+    folder = CacheFolder(OsFiles(), one_path(tmp_path), IDENTITY, LAYOUT)
+    folder.close()
+    shutil.rmtree(folder.path)
+    Path(folder.path).touch()
+    with pytest.raises(StorageIOError, match="Not a directory"):
+        CacheFolder(OsFiles(), one_path(tmp_path), IDENTITY, LAYOUT, is_read_only)
+    assert Path(folder.path).is_file()
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: object) -> None:
