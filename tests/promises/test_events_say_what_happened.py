@@ -337,3 +337,20 @@ def test_multimodal_items_match_by_their_digest() -> None:
         dog = gen_multimodal_cache_key_tokens(1000, b"dog", 6)
         run_prompt(manager, [1, 2, *cat]).close()
         assert manager.probe_reuse(None, [1, 2, *cat]) == 8 and manager.probe_reuse(None, [1, 2, *dog]) == 2
+
+
+def test_a_block_that_is_taken_from_the_tree_for_its_only_reader_is_removed() -> None:
+    """A match ends inside a full block, and another sequence takes the room for a copy of it before this one resumes."""
+    with followed(num_slots=3, max_util_for_resume=1.0) as manager:
+        run_prompt(manager, range(8)).close()
+        kv_cache = manager.create_kv_cache(input_tokens=list(range(6)))
+        other = manager.create_kv_cache()
+        assert kv_cache.num_committed_tokens == 6 and other.resume() and other.resize(1)
+        drained(manager)
+        assert kv_cache.resume() and kv_cache.resize(7, 6)
+        (event,) = drained(manager)
+        assert isinstance(event.data, KVCacheRemovedData)
+        assert (event.data.block_hashes, event.data.reason) == (compute_block_hashes(range(8), 4)[1:], "capacity")
+        manager.check_invariants()
+        kv_cache.close()
+        other.close()
