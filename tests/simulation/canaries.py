@@ -247,7 +247,7 @@ CANARIES = (
         "if state.scratch.is_out_of(life_cycle, new_begin):\n"
         "    state.scratch.release(life_cycle, 0, mark)\n"
         "    state.scratch.set_range(life_cycle, new_begin, new_begin)",
-        first_seed=194,
+        first_seed=330,
     ),
     Canary(
         "scratch blocks share sub-pages",
@@ -272,6 +272,7 @@ CANARIES = (
         "the last owner does not wait for the others' streams",
         "sequence/forked_blocks.py", "settle_forked",
         "state.wait_for_block(ordinal)",
+        first_seed=145,
     ),
     Canary(
         "a shared page's slot is freed with its first owner",
@@ -289,6 +290,7 @@ CANARIES = (
         "sequence/forked_blocks.py", "may_publish_partial",
         "return state.tail.count >= block.num_shared_tokens and state.shared.tree.find_child(state.path_end, key) is None",
         "return state.shared.tree.find_child(state.path_end, key) is None",
+        first_seed=60,
     ),
     Canary(
         "taking over an equal block forgets the forks",
@@ -309,12 +311,6 @@ CANARIES = (
         "a page that is added later is not announced",
         "storage/page_handover.py", "move_page",
         "sink.on_page_published(target, storage.rows.level(target), storage.rows.priority(target))",
-    ),
-    Canary(
-        "a block that becomes private again stays announced",
-        "reuse/radix_tree.py", "RadixTree.withdraw",
-        "sink.on_page_removed(page, CAPACITY)",
-        first_seed=20,
     ),
     Canary(
         "a page that went down is told of as where it was",
@@ -369,6 +365,7 @@ CANARIES = (
         "storage/page_packer.py", "PagePacker.unpack",
         "self._codec.decode(self._device, stream, self._variants[life_cycle], hot, cold)",
         "self._codec.decode(self._device, stream, self._variants[0], hot, cold)",
+        first_seed=60,
     ),
     Canary(
         "page that comes back is not marked as packed with loss",
@@ -401,6 +398,7 @@ CANARIES = (
         "shared last block is copied before it has come up",
         "sequence/page_arrivals.py", "begin_apart",
         "state.wait_for_block(state.num_published)",
+        first_seed=250,
     ),
     Canary(
         "a sequence goes on before its pages have landed",
@@ -449,7 +447,7 @@ CANARIES = (
         "sequence/recurrent_state.py", "_copy_snapshot",
         "storage.unlock(source, pool_group, state.timeline, state.shared.order.mark(state.timeline))",
         "storage.unlock(source, pool_group, state.timeline, 0)",
-        first_seed=120,
+        first_seed=325,
     ),
     Canary(
         "state is taken for that of a longer text",
@@ -551,6 +549,7 @@ CANARIES = (
         "slots of a refused move are free before its copies are over",
         "storage/move_batch.py", "MoveBatch._undo",
         "ready = self._order.advance(ready, timeline, point)",
+        first_seed=125,
     ),
     # -- indices that stay --------------------------------------------------------------------------------------------
     Canary(
