@@ -37,8 +37,8 @@ _SOURCES_IN_STREAM_ORDER: Final = (1, 0, 0, 0, 0, 0)
 
 @final
 class CopyArrays:
-    """Copies as the driver reads them, three arrays of 64-bit words, and the addresses of these, which take as long to ask for as many
-    copies."""
+    """Copies as the driver reads them: three arrays of 64-bit words, and where these lie, which is asked once: each answer takes numpy some
+    microseconds, as long as the call of the driver."""
 
     __slots__ = ("dsts", "srcs", "sizes", "addresses")
 
